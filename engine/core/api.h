@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "config.h"
+
 extern "C" {
 
 const char* kdtree_error();
@@ -23,5 +25,19 @@ void* kdtree_allocate(size_t bytes);
 void kdtree_release(void* memory);
 int kdtree_upload(void* to, const void* from_host, size_t bytes);
 int kdtree_download(void* to_host, const void* from, size_t bytes);
+
+// ---- the engine --------------------------------------------------------------------------------------------------
+struct kdtree_engine;
+// Copies and packs the weights: the tensors' memory may go once this returns. Null on error.
+kdtree_engine* kdtree_create(const kdtree::ModelConfig* config, const kdtree::EngineOptions* options,
+                             const kdtree::Tensor* tensors, int64_t count);
+void kdtree_destroy(kdtree_engine* engine);
+// on_round may be null; it is called on the calling thread after every round, and ends the run by a non-zero answer.
+int kdtree_generate(kdtree_engine* engine, const kdtree::Request* request,
+                    int32_t (*on_round)(void* user, const kdtree::Round* round), void* user, kdtree::Result* result);
+// Rows first, …, first + count - 1 of every layer's KV pool: to is [layers, count, kv_lora_rank + rope].
+int kdtree_read_kv(kdtree_engine* engine, int64_t first, int64_t count, void* to);
+// Names of the operators the engine has called so far, separated by spaces; valid until the next call.
+const char* kdtree_called_operators(kdtree_engine* engine);
 
 }  // extern "C"

@@ -20,6 +20,7 @@ struct DecodeState {
   int32_t committed;    // tokens before the cut: accepted nodes and bonus tokens
   int32_t steps;        // rounds
   int32_t accepted;     // rows the last walk accepted, root included: rows committed to the KV pool
+  int32_t verified;     // rows of the last verify call
 };
 
 }  // namespace kdtree

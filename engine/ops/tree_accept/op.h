@@ -2,9 +2,9 @@
 // the walk goes there, else it ends and that token is the bonus, the next root. Accepted rows: root and matched nodes.
 // The committed tokens (matched nodes, then bonus) are appended to `output` one by one until a stop token (kept) or
 // the limit ends the output, also inside the path. state: reads n_rows, limit, n_stop_ids; advances prefix by
-// accepted, generated, committed, steps; sets accepted, done, and n_rows = 0 if done, else 1. With n_rows = 0 it
-// changes nothing but accepted = 0. A next_tokens of -1 on the path (a row of NaN) sets done = kNanLogits and commits
-// nothing of this round.
+// accepted, generated, committed, steps; sets accepted, verified = n_rows, done, and n_rows = 0 if done, else 1. With
+// n_rows = 0 it changes nothing but accepted = verified = 0. A next_tokens of -1 on the path (a row of NaN) sets
+// done = kNanLogits and commits nothing of this round.
 #pragma once
 #include "../decode_state.h"
 #include "../operator.h"

@@ -1,0 +1,67 @@
+// The CPU backend: plain memory, no streams, and "graphs" that call their body.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "../backend.h"
+
+namespace kdtree::backend {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+struct Body {
+  int (*call)(void* context, Stream stream);
+  void* context;
+};
+
+}  // namespace
+
+const char* name() { return "cpu"; }
+const char* init() { return nullptr; }
+const char* error_text(int) { return "the CPU backend reported an error"; }
+
+void* allocate(size_t bytes) {
+  return std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
+}
+void release(void* memory) { std::free(memory); }
+void* allocate_host(size_t bytes) { return allocate(bytes); }
+void release_host(void* memory) { release(memory); }
+size_t free_bytes() {
+  return static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+Stream create_stream() { return nullptr; }
+void destroy_stream(Stream) {}
+int synchronize(Stream) { return 0; }
+
+int upload(void* to, const void* from_host, size_t bytes, Stream) {
+  std::memcpy(to, from_host, bytes);
+  return 0;
+}
+int download(void* to_host, const void* from, size_t bytes, Stream) {
+  std::memcpy(to_host, from, bytes);
+  return 0;
+}
+int fill(void* to, int byte, size_t bytes, Stream) {
+  std::memset(to, byte, bytes);
+  return 0;
+}
+
+Graph create_graph(int (*body)(void* context, Stream stream), void* context, Stream, int* error) {
+  *error = 0;
+  return new Body{body, context};
+}
+int launch_graph(Graph graph, Stream stream) {
+  const auto* body = static_cast<const Body*>(graph);
+  return body->call(body->context, stream);
+}
+void destroy_graph(Graph graph) { delete static_cast<Body*>(graph); }
+
+Event create_event() { return nullptr; }
+int record(Event, Stream) { return 0; }
+int wait(Event) { return 0; }
+void destroy_event(Event) {}
+
+}  // namespace kdtree::backend

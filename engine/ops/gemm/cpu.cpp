@@ -1,0 +1,79 @@
+#include "../cpu/linear.h"
+#include "../cpu/operator_cpu.h"
+#include "op.h"
+
+namespace kdtree {
+namespace {
+
+size_t packed_bytes(const GemmShape& shape) {
+  return static_cast<size_t>(shape.batch) * with_type(shape.w_type, [&](auto* w) {
+    return FloatTiles<std::remove_pointer_t<decltype(w)>>::bytes(shape.n, shape.k);
+  });
+}
+
+void pack(const GemmShape& shape, const GemmWeights& weights, void* packed) {
+  with_type(weights.type, [&](auto* source) {
+    with_type(shape.w_type, [&](auto* w) {
+      using Source = std::remove_pointer_t<decltype(source)>;
+      using W = std::remove_pointer_t<decltype(w)>;
+      const int64_t matrix = int64_t{shape.n} * shape.k;
+      const int64_t tiled = tiles_of(shape.n) * kTile * shape.k;
+      for (int64_t b = 0; b < shape.batch; ++b)
+        pack_float_tiles(static_cast<const Source*>(weights.w) + b * matrix, shape.n, shape.k,
+                         static_cast<W*>(packed) + b * tiled);
+    });
+  });
+}
+
+// The inputs in fp32, [batch][rows][k].
+size_t workspace(const GemmShape& shape) {
+  return sizeof(float) * static_cast<size_t>(shape.batch) * static_cast<size_t>(shape.max_rows) *
+         static_cast<size_t>(shape.k);
+}
+
+template <class X, class Y, class W>
+void multiply(const GemmShape& shape, const GemmArgs& args, float* inputs) {
+  const int64_t rows = *args.n_rows, tiles = tiles_of(shape.n);
+  for (int64_t b = 0; b < shape.batch; ++b)
+    for (int64_t r = 0; r < rows; ++r) {
+      const X* x = static_cast<const X*>(args.x) + b * shape.x_batch_stride + r * shape.x_row_stride;
+      for (int64_t c = 0; c < shape.k; ++c) inputs[(b * rows + r) * shape.k + c] = to_float(x[c]);
+    }
+#pragma omp parallel for schedule(static) if (rows * shape.batch * shape.n * shape.k > 100000)
+  for (int64_t job = 0; job < shape.batch * tiles; ++job) {
+    const int64_t b = job / tiles, tile = job % tiles;
+    const FloatTiles<W> weights{static_cast<const W*>(args.packed) + b * tiles * kTile * shape.k, shape.k};
+    const int64_t outputs = std::min<int64_t>(kTile, shape.n - tile * kTile);
+    for (int64_t first = 0; first < rows; first += kRowsAtOnce)
+      multiply_tile(
+          weights, tile, std::min(kRowsAtOnce, rows - first),
+          [&](int64_t r) { return inputs + (b * rows + first + r) * shape.k; },
+          [&](int64_t r, F32x16 y) {
+            const int64_t at = b * shape.y_batch_stride + (first + r) * shape.y_row_stride + tile * kTile;
+            if (args.add) y = load_partial(static_cast<const Y*>(args.add) + at, outputs) + y;
+            store(static_cast<Y*>(args.y) + at, y, outputs);
+          });
+  }
+}
+
+void run(const GemmShape& shape, const GemmArgs& args, void* workspace) {
+  with_type(shape.x_type, [&](auto* x) {
+    with_type(shape.y_type, [&](auto* y) {
+      with_type(shape.w_type, [&](auto* w) {
+        multiply<std::remove_pointer_t<decltype(x)>, std::remove_pointer_t<decltype(y)>,
+                 std::remove_pointer_t<decltype(w)>>(shape, args, static_cast<float*>(workspace));
+      });
+    });
+  });
+}
+
+}  // namespace
+
+const Operator gemm = {"gemm",
+                       accept_any,
+                       bytes_as<GemmShape, packed_bytes>,
+                       prepare_as<GemmShape, GemmWeights, pack>,
+                       bytes_as<GemmShape, workspace>,
+                       run_as<GemmShape, GemmArgs, run>};
+
+}  // namespace kdtree

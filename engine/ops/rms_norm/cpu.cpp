@@ -1,0 +1,31 @@
+#include "../cpu/operator_cpu.h"
+#include "../cpu/vector.h"
+#include "op.h"
+
+#include <cmath>
+
+namespace kdtree {
+namespace {
+
+template <class T>
+void normalise(const RmsNormShape& shape, const RmsNormArgs& args) {
+  const T* weight = static_cast<const T*>(args.weight);
+  const int64_t first = args.y_first_row ? *args.y_first_row : 0;
+  for (int64_t i = 0; i < *args.n_rows; ++i) {
+    const T* x = static_cast<const T*>(args.x) + i * shape.x_row_stride;
+    T* y = static_cast<T*>(args.y) + (first + i) * shape.y_row_stride;
+    const float inverse = 1.0f / std::sqrt(dot(x, x, shape.cols) / static_cast<float>(shape.cols) + shape.eps);
+    for (int64_t c = 0; c < shape.cols; ++c) store(y + c, to_float(x[c]) * inverse * to_float(weight[c]));
+  }
+}
+
+void run(const RmsNormShape& shape, const RmsNormArgs& args, void*) {
+  with_type(shape.type, [&](auto* type) { normalise<std::remove_pointer_t<decltype(type)>>(shape, args); });
+}
+
+}  // namespace
+
+const Operator rms_norm = {"rms_norm", accept_any, no_bytes, nullptr, no_bytes,
+                           run_as<RmsNormShape, RmsNormArgs, run>};
+
+}  // namespace kdtree
