@@ -1,0 +1,72 @@
+"""Checks one operator of one backend against its numpy twin and writes what it measured.
+
+    python -m engine.check --library results/build/cpu/libkdtree_cpu.so --operator rope --output rope.json
+
+The record is `{operator, backend, cases: [{name, max_abs_error, budget}]}`. This program does not judge (verify does):
+an error above its budget is written like any other. An error that is no number is written as the string "nan" or
+"inf", which compares with no budget; `message` says why.
+"""
+
+import argparse
+import importlib
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+from engine import contract
+from engine.measure import Measurement, measure_case, measure_invariance, measure_refusal
+from engine.operators import Library
+
+
+def cases_of(name: str):
+    """The module engine/ops/<op>/cases.py: CASES and, for operators that refuse shapes, REFUSALS."""
+    return importlib.import_module(f"engine.ops.{name}.cases")
+
+
+def check(library: Library, name: str) -> list[Measurement]:
+    """All measurements of operator `name`: each case, row invariance, refused shapes."""
+    module, operator = cases_of(name), library.operator(name)
+    measurements = [m for case in module.CASES for m in measure_case(operator, case)]
+    measurements += [m for case in module.CASES if (m := measure_invariance(operator, case))]
+    measurements += [measure_refusal(operator, refusal) for refusal in getattr(module, "REFUSALS", ())]
+    return measurements
+
+
+def record(measurement: Measurement) -> dict:
+    """One entry of the file."""
+    error = measurement.max_abs_error
+    entry = {
+        "name": measurement.name,
+        "max_abs_error": error if math.isfinite(error) else "nan" if math.isnan(error) else "inf",
+        "budget": measurement.budget,
+    }
+    return entry | ({"message": measurement.message} if measurement.message else {})
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine.check", description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True, type=Path)
+    parser.add_argument("--operator", required=True, choices=contract.operator_names(), metavar="NAME")
+    parser.add_argument("--output", required=True, type=Path)
+    options = parser.parse_args(arguments)
+
+    library = Library(options.library)
+    measurements = check(library, options.operator)
+    content = {
+        "operator": options.operator,
+        "backend": library.backend_name,
+        "cases": [record(m) for m in measurements],
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    part = options.output.with_name(f".{options.output.name}.{os.getpid()}")
+    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(options.output)
+    over = sum(not m.within for m in measurements)
+    print(f"{options.operator}: {len(measurements)} measurements, {over} above budget")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

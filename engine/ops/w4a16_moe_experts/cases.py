@@ -1,0 +1,100 @@
+"""Named calls of w4a16_moe_experts, each for the mistake it would show."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.measure import BFLOAT16, FLOAT32, Refusal, load
+from engine.ops.moe_experts.cases import ExpertsCase
+from engine.ops.w4a16_gemm.cases import int4_weights
+from reference import ops
+
+
+@dataclass(frozen=True, kw_only=True)
+class W4a16MoeExpertsCase(ExpertsCase):
+    group: int = 32
+    scale_type: int = FLOAT32
+    scales: str = "ordinary"
+
+    def weights(self, rng):
+        h, i = self.hidden, self.intermediate
+        experts = []
+        for e in range(self.n_experts):
+            gate, up, down = (
+                int4_weights(rng, shape, self.group, self.scale_type, self.scales) for shape in ((i, h), (i, h), (h, i))
+            )
+            experts.append(
+                dict(
+                    expert=e,
+                    gate_qw=gate[0],
+                    gate_sc=gate[1],
+                    up_qw=up[0],
+                    up_sc=up[1],
+                    down_qw=down[0],
+                    down_sc=down[1],
+                )
+            )
+        return experts
+
+    def matrices(self, call):
+        def stack(name):
+            return np.stack([w[name] for w in call.weights])
+
+        return tuple(
+            ops.dequantize(stack(f"{m}_qw"), load(stack(f"{m}_sc")), self.group) for m in ("gate", "up", "down")
+        )
+
+    def shape(self):
+        return dict(
+            max_rows=self.max_rows,
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            n_experts=self.n_experts,
+            top_k=self.top_k,
+            group=self.group,
+            type=self.type,
+            scale_type=self.scale_type,
+        )
+
+
+_SHAPE = W4a16MoeExpertsCase(name="", risk="").shape()
+_BF16 = dict(type=BFLOAT16, scale_type=BFLOAT16)
+
+CASES = [
+    W4a16MoeExpertsCase(name="g32", risk="experts without rows; rows past n have no experts", invariance=True),
+    W4a16MoeExpertsCase(
+        name="g64", risk="one scale for 64 inputs", hidden=128, intermediate=64, group=64, invariance=True
+    ),
+    W4a16MoeExpertsCase(name="g128", risk="one scale for 128 inputs", hidden=128, intermediate=256, group=128),
+    W4a16MoeExpertsCase(
+        name="parallel",
+        risk="work split over threads",
+        rows=17,
+        hidden=192,
+        intermediate=96,
+        n_experts=6,
+        invariance=True,
+    ),
+    W4a16MoeExpertsCase(name="one_row", risk="autoregressive decoding", rows=1, max_rows=1),
+    W4a16MoeExpertsCase(name="one_set", risk="all rows on one expert's tile", rows=17, one_set=True, invariance=True),
+    W4a16MoeExpertsCase(name="k2_count", risk="384 experts", n_experts=384, top_k=8, hidden=32),
+    W4a16MoeExpertsCase(name="odd_tiles", risk="widths of 3 and 5 groups", hidden=160, intermediate=96),
+    W4a16MoeExpertsCase(name="alone", risk="null shared and residual", shared=False, residual=None),
+    W4a16MoeExpertsCase(name="in_place", risk="the residual is y itself", residual="in_place"),
+    W4a16MoeExpertsCase(name="zero_weight", risk="a weight of the wrong slot", zero_weight=True, top_k=3),
+    W4a16MoeExpertsCase(name="three_decades", risk="one scale for a whole tile", hidden=128, scales="three_decades"),
+    W4a16MoeExpertsCase(name="signed_scales", risk="negative and zero scales", scales="signed"),
+    W4a16MoeExpertsCase(name="bf16_scales", risk="bf16 scales under float32", scale_type=BFLOAT16),
+    W4a16MoeExpertsCase(
+        name="bf16", risk="sum over slots in fp32, one rounding", top_k=4, hidden=96, invariance=True, **_BF16
+    ),
+    W4a16MoeExpertsCase(name="bf16_in_place", risk="the residual is y itself", residual="in_place", **_BF16),
+    W4a16MoeExpertsCase(name="bf16_float32_scales", risk="float32 scales under bf16", type=BFLOAT16),
+    W4a16MoeExpertsCase(name="bf16_k2_count", risk="384 experts", n_experts=384, top_k=8, hidden=32, **_BF16),
+]
+
+REFUSALS = [
+    Refusal("group_16", dict(_SHAPE, group=16), "group"),
+    Refusal("ragged_hidden", dict(_SHAPE, hidden=80), "hidden"),
+    Refusal("ragged_intermediate", dict(_SHAPE, intermediate=40), "intermediate"),
+]
