@@ -1,0 +1,203 @@
+"""The engine of a backend's library, called through its C interface (engine/core/api.h)."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine import contract
+from engine.bundle import OpenBundle
+from reference.rope import attention_factor
+
+CORE = contract.parse((Path(__file__).parent / "core" / "config.h").read_text(encoding="utf-8"), "core/config.h")
+TYPES = {"F32": contract.element_types()["kFloat32"], "BF16": contract.element_types()["kBFloat16"],
+         "I32": CORE.constants["kInt32"]}
+ACTIVATIONS = {"float32": TYPES["F32"], "bfloat16": TYPES["BF16"]}
+DRAFTERS = {name: contract.contract("draft_script").constants[f"k{name.capitalize()}"]
+            for name in ("oracle", "noisy", "adversarial")}
+MODES = {"ar": CORE.constants["kAutoregressive"], "ddtree": CORE.constants["kDdtree"]}
+STOP_REASONS = {contract.decode_state().constants["kStopToken"]: "stop",
+                contract.decode_state().constants["kTokenLimit"]: "length",
+                CORE.constants["kContextLimit"]: "context",
+                CORE.constants["kCancelled"]: "cancelled"}
+
+_Config, _Options, _Tensor, _Request, _Result, _Round = (
+    CORE.structs[name].ctype for name in ("ModelConfig", "EngineOptions", "Tensor", "Request", "Result", "Round"))
+_OnRound = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(_Round))
+
+
+class EngineError(RuntimeError):
+    """The engine's own one-line error."""
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """draft_script's parameters; see engine/ops/draft_script/op.h."""
+
+    kind: str = "oracle"
+    p: float = 0.0
+    seed: int = 0
+
+
+ORACLE = Drafter()
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round. `logits` [accepted, vocab] float32 and `kv` [layers, accepted, width] (bf16 as uint16) if recorded."""
+
+    n_rows: int
+    accepted: int
+    tokens: list[int]
+    overrun: bool
+    logits: np.ndarray | None
+    kv: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """`committed` counts before the cut by stop token and limit, the first token included; `steps` does not count the
+    round that yields the first token."""
+
+    tokens: list[int]
+    committed: int
+    steps: int
+    stop_reason: str
+
+
+class Engine:
+    """One model on one backend, for one sequence at a time. Use as a context manager, or call close()."""
+
+    def __init__(self, library: str | Path, bundle: OpenBundle, *, context: int, block_size: int = 8,
+                 tree_budget: int = 16, prefill_chunk: int = 64, activations: str = "float32",
+                 drafter: Drafter = ORACLE):
+        """`context`: most positions of a sequence. Raises EngineError naming operator or tensor and the reason."""
+        self._handle = None
+        self.config, self.activations = bundle.config, activations
+        self._c = ctypes.CDLL(str(Path(library).resolve()))
+        for name, result, *arguments in (
+            ("error", ctypes.c_char_p),
+            ("backend", ctypes.c_char_p),
+            ("init", ctypes.c_int),
+            ("create", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
+            ("destroy", None, ctypes.c_void_p),
+            ("generate", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, _OnRound, ctypes.c_void_p, ctypes.c_void_p),
+            ("read_kv", ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+            ("called_operators", ctypes.c_char_p, ctypes.c_void_p),
+        ):
+            function = getattr(self._c, f"kdtree_{name}")
+            function.restype, function.argtypes = result, arguments
+        self._call(self._c.kdtree_init)
+        self.backend = self._c.kdtree_backend().decode()
+        options = _Options(context=context, block_size=block_size, tree_budget=tree_budget,
+                           prefill_chunk=prefill_chunk, activations=ACTIVATIONS[activations],
+                           drafter=DRAFTERS[drafter.kind], drafter_p=drafter.p, drafter_seed=drafter.seed)
+        names = [name.encode() for name in bundle.tensors]  # kept alive until the engine is built
+        tensors = (_Tensor * len(names))(*(_describe(name, tensor)
+                                           for name, tensor in zip(names, bundle.tensors.values(), strict=True)))
+        config = native_config(bundle)
+        self._handle = self._c.kdtree_create(ctypes.byref(config), ctypes.byref(options), tensors, len(names))
+        if not self._handle:
+            raise EngineError(self._c.kdtree_error().decode())
+
+    def close(self) -> None:
+        """Frees the engine's memory."""
+        if self._handle:
+            self._c.kdtree_destroy(self._handle)
+            self._handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _call(self, function, *arguments):
+        if function(*arguments):
+            raise EngineError(self._c.kdtree_error().decode())
+
+    @property
+    def called_operators(self) -> list[str]:
+        """The operators called so far."""
+        return self._c.kdtree_called_operators(self._handle).decode().split()
+
+    def generate(self, prompt: list[int], *, mode: str, max_new_tokens: int, stop_token_ids: list[int] = (),
+                 script: list[int] = (), record: bool = False, overrun: int = 0,
+                 on_round: Callable[[Round], bool] | None = None) -> Result:
+        """Decodes after `prompt`.
+
+        `script` is the sequence (prompt and continuation) that draft_script drafts from. With `record` every Round
+        carries its logits and KV rows. `overrun` rounds go on past the end of the output, for records. `on_round` sees
+        every round as it ends; a true answer ends the run. Raises EngineError.
+        """
+        request = _Request(mode=MODES[mode], prompt_length=len(prompt), max_new_tokens=max_new_tokens,
+                           n_stop_ids=len(stop_token_ids), script_length=len(script), record=record, overrun=overrun)
+        arrays = {name: np.asarray(values, np.int32) for name, values in
+                  (("prompt", prompt), ("stop_ids", stop_token_ids), ("script", script))}
+        for name, array in arrays.items():
+            setattr(request, name, array.ctypes.data)
+        tokens, raised = [], []
+
+        @_OnRound
+        def receive(_, pointer):
+            try:
+                round_ = self._read_round(pointer.contents)
+                if not round_.overrun:
+                    tokens.extend(round_.tokens)
+                return bool(on_round and on_round(round_))
+            except BaseException as error:  # must not cross the C frames
+                raised.append(error)
+                return 1
+
+        result = _Result()
+        status = self._c.kdtree_generate(self._handle, ctypes.byref(request), receive, None, ctypes.byref(result))
+        if raised:
+            raise raised[0]
+        if status:
+            raise EngineError(self._c.kdtree_error().decode())
+        return Result(tokens, result.committed, result.steps, STOP_REASONS[result.stop_reason])
+
+    def read_kv(self, count: int) -> np.ndarray:
+        """The first `count` committed rows of the KV pool: [layers, count, kv_lora_rank + rope], bf16 as uint16."""
+        kv = np.empty((self.config.num_hidden_layers, count, self.config.kv_width), self._kv_dtype)
+        self._call(self._c.kdtree_read_kv, self._handle, 0, count, kv.ctypes.data)
+        return kv
+
+    @property
+    def _kv_dtype(self):
+        return np.uint16 if self.activations == "bfloat16" else np.float32
+
+    def _read_round(self, c) -> Round:
+        def copy(pointer, shape, dtype):
+            if not pointer:
+                return None
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            return np.frombuffer(ctypes.string_at(pointer, size), dtype).reshape(shape)
+
+        tokens = copy(c.tokens, (c.n_tokens,), np.int32).tolist()
+        return Round(c.n_rows, c.accepted, tokens, bool(c.overrun),
+                     copy(c.logits, (c.accepted, self.config.vocab_size), np.float32),
+                     copy(c.kv, (self.config.num_hidden_layers, c.accepted, self.config.kv_width), self._kv_dtype))
+
+
+def native_config(bundle: OpenBundle):
+    """The bundle's config as the core's ModelConfig."""
+    config, yarn = bundle.config, bundle.config.yarn
+    rope = {"rope_factor": yarn.factor if yarn else 1.0,
+            "rope_beta_fast": yarn.beta_fast if yarn else 0.0,
+            "rope_beta_slow": yarn.beta_slow if yarn else 0.0,
+            "rope_attention_factor": attention_factor(yarn),
+            "rope_mscale_all_dim": yarn.mscale_all_dim if yarn else 0.0,
+            "rope_original_positions": yarn.original_max_position_embeddings if yarn else 0}
+    own = {"group_size": bundle.group_size, "q_lora_rank": config.q_lora_rank or 0, **rope}
+    shared = {field.name: getattr(config, field.name) for field in CORE.structs["ModelConfig"].fields
+              if field.name not in own}
+    return _Config(**own, **shared)
+
+
+def _describe(name: bytes, tensor):
+    array = tensor.array
+    return _Tensor(name=ctypes.cast(name, ctypes.c_void_p), type=TYPES[tensor.dtype], rank=array.ndim, rows=array.shape[0],
+                   cols=array.shape[1] if array.ndim > 1 else 1, data=array.ctypes.data)
