@@ -77,7 +77,7 @@ void run_experts(const ExpertShape& shape, const Args& args, void* workspace, Ma
   };
 
   const int64_t middle_tiles = tiles_of(intermediate), out_tiles = tiles_of(hidden);
-#pragma omp parallel for schedule(static) if (pairs * hidden * intermediate > 50000)
+#pragma omp parallel for schedule(static) if (pairs * hidden * intermediate > 250000)
   for (int64_t job = 0; job < hits * 2 * middle_tiles; ++job) {
     const int64_t expert = scratch.hit[job / (2 * middle_tiles)];
     const int which = static_cast<int>(job / middle_tiles % 2);
@@ -94,7 +94,7 @@ void run_experts(const ExpertShape& shape, const Args& args, void* workspace, Ma
       h[i] = to_float(rounded);
     }
   }
-#pragma omp parallel for schedule(static) if (pairs * hidden * intermediate > 50000)
+#pragma omp parallel for schedule(static) if (pairs * hidden * intermediate > 250000)
   for (int64_t job = 0; job < hits * out_tiles; ++job)
     multiply(scratch.hit[job / out_tiles], 2, job % out_tiles,
              [&](int64_t pair) { return scratch.h + pair * intermediate; }, scratch.down, hidden, hidden);

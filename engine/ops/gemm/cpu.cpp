@@ -39,7 +39,7 @@ void multiply(const GemmShape& shape, const GemmArgs& args, float* inputs) {
       const X* x = static_cast<const X*>(args.x) + b * shape.x_batch_stride + r * shape.x_row_stride;
       for (int64_t c = 0; c < shape.k; ++c) inputs[(b * rows + r) * shape.k + c] = to_float(x[c]);
     }
-#pragma omp parallel for schedule(static) if (rows * shape.batch * shape.n * shape.k > 100000)
+#pragma omp parallel for schedule(static) if (rows * shape.batch * shape.n * shape.k > 500000)
   for (int64_t job = 0; job < shape.batch * tiles; ++job) {
     const int64_t b = job / tiles, tile = job % tiles;
     const FloatTiles<W> weights{static_cast<const W*>(args.packed) + b * tiles * kTile * shape.k, shape.k};

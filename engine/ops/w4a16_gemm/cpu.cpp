@@ -37,7 +37,7 @@ void multiply(const W4a16GemmShape& shape, const W4a16GemmArgs& args, float* inp
     for (int64_t c = 0; c < shape.k; ++c) inputs[r * shape.k + c] = to_float(x[c]);
   }
   const Int4Tiles<S> weights(args.packed, shape.n, shape.k, shape.group);
-#pragma omp parallel for schedule(static) if (rows * shape.n * shape.k > 100000)
+#pragma omp parallel for schedule(static) if (rows * shape.n * shape.k > 500000)
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t outputs = std::min<int64_t>(kTile, shape.n - tile * kTile);
     for (int64_t first = 0; first < rows; first += kRowsAtOnce)
