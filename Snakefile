@@ -1,0 +1,33 @@
+# The ladder's table of contents: each file is one rung, in the order they are climbed.
+from snakemake.utils import min_version
+
+min_version("9.25.1")
+
+
+configfile: "config.yaml"
+
+
+container: "docker://python:3.13"  # only with --sdm apptainer; otherwise what ./ladder installs
+
+
+include: "rules/common.smk"
+include: "rules/weights.smk"  # a model's entry -> a bundle of seeded weights
+include: "rules/quantize.smk"  # a float bundle -> an INT4 bundle
+include: "rules/golden.smk"  # what the numpy reference decodes from a bundle
+include: "rules/build.smk"  # C++ sources -> objects -> one library a backend, and digests
+include: "rules/check.smk"  # every operator against its numpy twin
+include: "rules/run.smk"  # the engine decodes: plain (ar) and with a draft tree (ddtree)
+include: "rules/verify.smk"  # the judge: results/<bundle>.pass, or the first divergence
+include: "rules/report.smk"  # all verdicts on one page
+include: "rules/bench.smk"  # what an edit costs
+
+
+rule all:
+    default_target: True
+    input:
+        verdicts=expand("results/{bundle}.pass", bundle=BUNDLES),
+        summary="results/summary.json",
+
+
+onerror:
+    discard_stale_verdicts()

@@ -1,0 +1,180 @@
+"""The judge: operator checks, plain decoding against the goldens, tree decoding against plain decoding by bytes.
+
+python -m engine.verify --plan JSON --output results/<bundle>.pass
+python -m engine.verify --replay results/cases/<bundle>/<prompt>/<step>
+
+The plan (rules/common.smk) names the evidence and the tolerances; nothing else knows tolerances. The verdict is written
+only when everything holds. Otherwise: exit status 1, every failing operator, what else is wrong, then one line
+`first divergence: …` and the command that replays it.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from statistics import fmean
+
+from engine import judge
+from engine.case import replay, write_case
+from engine.evidence import Golden, read_goldens, read_run
+from engine.judge import Findings
+
+
+def judge_runs(plan: dict, variant: str, goldens: dict[str, Golden], findings: Findings) -> dict[str, dict]:
+    """One backend and activation type -> {prompt: {"ar": …, drafter kind: …}}."""
+    evidence, decode = plan["variants"][variant], plan["decode"]
+    made = {key: evidence[key] for key in ("backend", "activations")} | {"block_size": decode["block_size"]}
+    ar_run = read_run(evidence["ar"])
+    judge.judge_settings(ar_run, made | {"mode": "ar"}, evidence["operators"]["ar"], findings)
+    records = {}
+    for name in plan["prompts"]:
+        ar = ar_run.prompts[name]
+        records[name] = {"ar": judge.judge_ar(variant, name, goldens[name], ar, plan, findings)}
+        judge.judge_rounds(variant, "ar", name, ar, findings)
+    configured = decode["drafter"]["kind"]
+    for kind in sorted(evidence["ddtree"], key=lambda kind: (kind != configured, kind)):
+        drafted = {"tree_budget": decode["tree_budget"], "drafter": decode["drafter"] | {"kind": kind}}
+        tree_run, run = read_run(evidence["ddtree"][kind]), f"ddtree ({kind})"
+        judge.judge_settings(tree_run, made | drafted | {"mode": "ddtree"}, evidence["operators"]["ddtree"], findings)
+        for name in plan["prompts"]:
+            ar, tree = ar_run.prompts[name], tree_run.prompts[name]
+            records[name][kind] = judge.judge_ddtree(variant, run, name, ar, tree, findings)
+            judge.judge_rounds(variant, run, name, tree, findings)
+            prompt = goldens[name].prompt
+            judge.judge_acceptance(variant, run, name, prompt, ar, tree, decode | drafted, findings)
+    return records
+
+
+def summary_line(variant: str, prompt: str, record: dict, expected: int) -> str:
+    """What a person wants to see of one prompt."""
+    ar = record["ar"]
+    parts = [
+        f"{variant} {prompt}: tokens={ar['exact']}/{expected} "
+        f"max_abs_logit_diff={ar['max_abs_logit_diff']:.2e} bound={ar['bound']:.2e}"
+    ]
+    for kind, tree in record.items():
+        if kind != "ar":
+            same = "bitwise" if tree["bitwise_logits"] and tree["bitwise_kv"] else "NOT bitwise"
+            parts.append(
+                f"{kind} steps={tree['steps']} committed={tree['committed']} avg_accept={tree['avg_accept']:.2f} {same}"
+            )
+    return " | ".join(parts)
+
+
+def means(records: list[dict]) -> dict:
+    """Of one mode over the prompts: counts as means, flags as all(), the error of the prompt nearest its bound."""
+    result = {}
+    for key, first in records[0].items():
+        values = [record[key] for record in records]
+        mean = fmean(values)
+        result[key] = all(values) if isinstance(first, bool) else int(mean) if mean.is_integer() else mean
+    if "bound" in result:
+        nearest = max(records, key=lambda record: record["max_abs_logit_diff"] / record["bound"])
+        result |= {key: nearest[key] for key in ("max_abs_logit_diff", "bound", "noise")}
+    return result
+
+
+def sections(record: dict, decode: dict) -> dict:
+    """{"ar", kind …} -> the verdict's ar, ddtree (the configured drafter) and drafters (all others)."""
+    kind, tree = decode["drafter"]["kind"], {key: decode[key] for key in ("block_size", "tree_budget")}
+    others = {name: part for name, part in record.items() if name not in ("ar", kind)}
+    return {"ar": record["ar"], "ddtree": {"drafter": kind} | record[kind] | tree, "drafters": others}
+
+
+def verdict(plan: dict, records: dict[str, dict[str, dict]], leaves: dict | None) -> dict:
+    """The content of results/<bundle>.pass: deterministic, no times."""
+    decode = plan["decode"]
+    backends = {}
+    for variant, prompts in records.items():
+        modes = next(iter(prompts.values()))
+        backends[variant] = sections({mode: means([p[mode] for p in prompts.values()]) for mode in modes}, decode)
+    per_prompt = [
+        {
+            "name": name,
+            "backends": {variant: sections(prompts[name], decode) for variant, prompts in records.items()},
+        }
+        for name in plan["prompts"]
+    ]
+    return {
+        "bundle": plan["bundle"],
+        "verdict": "pass",
+        "backends": backends,
+        "prompts": per_prompt,
+        "fp32_divergence": leaves,
+        "inputs": {file: sha256(file) for file in evidence_files(plan)},
+        "versions": plan["versions"],
+    }
+
+
+def evidence_files(plan: dict) -> list[str]:
+    files = [plan["bundle_file"], plan["golden"], *([plan["float32_golden"]] if plan["float32_golden"] else [])]
+    for evidence in plan["variants"].values():
+        files += [evidence["ar"], *evidence["ddtree"].values(), *evidence["checks"].values()]
+    return files
+
+
+def sha256(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def report(plan: dict, findings: Findings) -> None:
+    """Root cause first: operators, then what follows from them, then the first divergence and how to replay it."""
+    for line in (*findings.operators, *findings.faults):
+        print(line)
+    found = findings.divergence
+    if found:
+        if not findings.operators:
+            print("every operator passes its check: look at what joins them (engine/core, reference/model.py)")
+        print(found)
+
+
+def judge_bundle(plan: dict, output: Path) -> Findings:
+    findings = Findings()
+    goldens = read_goldens(plan["golden"])
+    for variant, evidence in plan["variants"].items():
+        judge.judge_checks(variant, evidence["checks"], findings)
+    records = {variant: judge_runs(plan, variant, goldens, findings) for variant in plan["variants"]}
+    leaves = None
+    if plan["float32_golden"]:
+        leaves = judge.judge_quantised(goldens, read_goldens(plan["float32_golden"]), findings)
+    for variant, prompts in records.items():
+        for name, record in prompts.items():
+            print(plan["bundle"], summary_line(variant, name, record, len(goldens[name].tokens)))
+    if findings.none:
+        part = output.with_name(f"{output.name}.{os.getpid()}.part")
+        part.write_text(json.dumps(verdict(plan, records, leaves), indent=2) + "\n")
+        os.replace(part, output)
+        print(f"{plan['bundle']}: pass")
+    return findings
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--plan", type=json.loads)
+    what.add_argument("--replay", type=Path, metavar="CASE")
+    parser.add_argument("--output", type=Path, help="the verdict; needed with --plan")
+    args = parser.parse_args()
+    if args.replay:
+        plan, findings = replay(args.replay), Findings()
+        goldens = read_goldens(plan["golden"])
+        for variant in plan["variants"]:
+            judge_runs(plan, variant, goldens, findings)
+        report(plan, findings)
+        print("it diverges" if not findings.none else "it does not diverge any more")
+        return int(not findings.none)
+    findings = judge_bundle(args.plan, args.output)
+    if findings.none:
+        return 0
+    report(args.plan, findings)
+    if found := findings.divergence:
+        command = write_case(args.plan, found.variant, found.prompt, found.step, found.row)
+        print(f"replay it: {command}")
+    print(f"{args.plan['bundle']}: fail")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

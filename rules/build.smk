@@ -1,0 +1,42 @@
+# C++ sources -> one object each -> results/build/<backend>/libkdtree_<backend>.so and a digest of every object.
+# Objects are byte-stable, so after a comment's edit the digests stand and nothing that runs the library runs again.
+rule compile:
+    input:
+        source=unit_source,
+        headers=unit_headers,
+    output:
+        "results/build/{backend}/{unit}.o",
+    log:
+        "results/logs/compile/{backend}/{unit}.log",
+    benchmark:
+        "results/benchmarks/compile/{backend}/{unit}.tsv"
+    params:
+        flags=CXX_FLAGS,
+        env=VERSIONS["g++"],
+    shell:
+        "{{ g++ {params.flags} -c {input.source} -o {output}.$$ && mv {output}.$$ {output}; }} 2>&1 | tee {log} >&2"
+
+
+# A checkpoint: what follows is judged anew, by the digests' content, once the library is linked.
+checkpoint link:
+    input:
+        operators=objects(OPERATORS),
+        core=objects(CORE_UNITS),
+        interface=objects(INTERFACE_UNITS),
+    output:
+        library="results/build/{backend}/libkdtree_{backend}.so",
+        operators=expand("results/build/{{backend}}/{operator}.sha256", operator=OPERATORS),
+        core="results/build/{backend}/core.sha256",
+        interface="results/build/{backend}/interface.sha256",
+    log:
+        "results/logs/link/{backend}.log",
+    benchmark:
+        "results/benchmarks/link/{backend}.tsv"
+    params:
+        flags="-shared -fopenmp -Wl,--no-undefined",
+        env=VERSIONS["g++"],
+    shell:
+        "{{ g++ {params.flags} {input} -o {output.library}.$$ && mv {output.library}.$$ {output.library}"
+        " && for object in {input.operators}; do sha256sum < $object > ${{object%.o}}.sha256; done"
+        " && cat {input.core} {input.interface} | sha256sum > {output.core}"
+        " && cat {input.interface} | sha256sum > {output.interface}; }} 2>&1 | tee {log} >&2"

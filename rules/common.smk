@@ -1,0 +1,270 @@
+# What the rungs share: the checked config, closures of sources, what a run calls, and the rules' inputs and params.
+import ast
+import importlib.metadata
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, workflow.basedir)
+from engine.config import check, float_bundle
+
+if errors := check(config, Path(workflow.basedir, "config.schema.yaml"), workflow.configfiles):
+    sys.exit("\n".join(errors))
+
+# `python` and the tools are those of snakemake's own environment, activated or not.
+shell.prefix("set -euo pipefail; export PATH={}:$PATH; ".format(shlex.quote(str(Path(sys.executable).parent))))
+
+DECODE = config["decode"]
+BUNDLES = {model: {"model": model, "dtype": "float32", "quant": None} for model in config["models"]} | config["bundles"]
+FLOAT_BUNDLES = [name for name, bundle in BUNDLES.items() if not bundle["quant"]]
+QUANTISED_BUNDLES = [name for name, bundle in BUNDLES.items() if bundle["quant"]]
+
+
+wildcard_constraints:
+    bundle="|".join(BUNDLES),
+    backend="cpu",
+    activations="float32|bfloat16",
+
+
+def one_of(names):
+    """A wildcard constraint; matches nothing when there are no names."""
+    return "|".join(names) or "(?!)"
+
+
+def as_json(value):
+    """Snakemake compares params by repr and without their names, so a structured one is a plain string."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+# ---- closures of sources: a rung depends on the files it reaches, not on their folder
+
+
+def py_sources(*entries):
+    """The Python files and every module of this repository that they import, at any depth."""
+    seen, todo = set(), [Path(entry) for entry in entries]
+    while todo:
+        path = todo.pop()
+        if path in seen or not path.exists():
+            continue
+        seen.add(path)
+        todo.append(path.parent / "__init__.py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            for module in imported_modules(node, path):
+                todo += [module.with_suffix(".py"), module / "__init__.py"]
+    return sorted(map(str, seen))
+
+
+def imported_modules(node, path):
+    if isinstance(node, ast.Import):
+        return [Path(*alias.name.split(".")) for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = path.parents[node.level - 1] if node.level else Path()
+        base = base.joinpath(*(node.module or "").split("."))
+        return [base, *(base / alias.name for alias in node.names)]
+    return []
+
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+def c_headers(source):
+    """Every local header that the C++ file reaches."""
+    seen, todo = set(), [source]
+    while todo:
+        path = os.path.normpath(todo.pop())
+        if path not in seen and os.path.exists(path):
+            seen.add(path)
+            folder = os.path.dirname(path)
+            todo += [os.path.join(folder, header) for header in INCLUDE.findall(Path(path).read_text())]
+    return sorted(seen - {source})
+
+
+# ---- operators: the rules' word on what a run calls; verify holds the engine to it
+
+OPERATORS = sorted(path.parent.name for path in Path("engine/ops").glob("*/op.h"))
+
+AR_OPERATORS = ["argmax", "embed", "gemm", "moe_route", "rms_norm", "rope", "swiglu", "tree_accept", "tree_attention"]
+DDTREE_OPERATORS = ["draft_script", "kv_compact", "tree_build"]
+FLOAT_OPERATORS = ["moe_experts"]
+QUANTISED_OPERATORS = ["w4a16_gemm", "w4a16_moe_experts"]
+
+
+def operators(bundle, mode):
+    """The operators that decoding `bundle` may call."""
+    weights = QUANTISED_OPERATORS if BUNDLES[bundle]["quant"] else FLOAT_OPERATORS
+    return sorted([*AR_OPERATORS, *weights, *(DDTREE_OPERATORS if mode == "ddtree" else [])])
+
+
+# ---- what a result depends on besides files
+
+VERSIONS = {
+    "python": ".".join(map(str, sys.version_info[:3])),
+    "numpy": importlib.metadata.version("numpy"),
+    "g++": subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip(),
+}
+NUMPY = "numpy {numpy}".format(**VERSIONS)
+
+# Contraction is off because it would let two instances of one kernel round differently (docs/numerics.md).
+CXX_FLAGS = "-std=c++17 -O3 -fPIC -fopenmp -ffp-contract=off -DNDEBUG -Wall -Wextra -Wno-psabi"
+
+
+# ---- weights, quantize
+
+
+def model_config(wildcards):
+    return as_json(config["models"][BUNDLES[wildcards.bundle]["model"]])
+
+
+def bundle_dtype(wildcards):
+    return BUNDLES[wildcards.bundle]["dtype"]
+
+
+def group_size(wildcards):
+    return BUNDLES[wildcards.bundle]["quant"]["group_size"]
+
+
+def float_bundle_file(wildcards):
+    bundle = BUNDLES[wildcards.bundle]
+    return "results/bundles/{}.safetensors".format(float_bundle(config, bundle["model"], bundle["dtype"]))
+
+
+# ---- build
+
+
+def cpp_units(folder, prefix):
+    """{name of the object: source} of every C++ file in a folder."""
+    return {"{}/{}".format(prefix, path.stem): str(path) for path in sorted(Path(folder).glob("*.cpp"))}
+
+
+# The C interface and the backend, which checks go through; and the rest of the core, which only decoding does.
+INTERFACE_UNITS = cpp_units("engine/backend/cpu", "backend") | {"core/api": "engine/core/api.cpp"}
+CORE_UNITS = {name: source for name, source in cpp_units("engine/core", "core").items() if name not in INTERFACE_UNITS}
+UNITS = CORE_UNITS | INTERFACE_UNITS | {name: "engine/ops/{}/cpu.cpp".format(name) for name in OPERATORS}
+
+
+def unit_source(wildcards):
+    return UNITS[wildcards.unit]
+
+
+def unit_headers(wildcards):
+    return c_headers(UNITS[wildcards.unit])
+
+
+def objects(units):
+    return ["results/build/{{backend}}/{}.o".format(unit) for unit in units]
+
+
+# ---- check, run
+
+
+def digests(wildcards, names):
+    """Digest files of the linked library, known once it is linked."""
+    folder = Path(checkpoints.link.get(backend=wildcards.backend).output.library).parent
+    return ["{}/{}.sha256".format(folder, name) for name in names]
+
+
+def interface_digest(wildcards):
+    return digests(wildcards, ["interface"])
+
+
+def core_digest(wildcards):
+    return digests(wildcards, ["core"])
+
+
+def operator_digest(wildcards):
+    return digests(wildcards, [wildcards.operator])
+
+
+def ar_digests(wildcards):
+    return digests(wildcards, operators(wildcards.bundle, "ar"))
+
+
+def ddtree_digests(wildcards):
+    return digests(wildcards, operators(wildcards.bundle, "ddtree"))
+
+
+def check_sources(wildcards):
+    return py_sources("engine/check.py", "engine/ops/{}/cases.py".format(wildcards.operator))
+
+
+LIMITS = "--max-new-tokens {max_new_tokens} --stop-token-ids '{stop_token_ids}'".format(**DECODE)
+AR_OPTIONS = "{} --block-size {}".format(LIMITS, DECODE["block_size"])
+DDTREE_OPTIONS = "{} --tree-budget {}".format(AR_OPTIONS, DECODE["tree_budget"])
+
+
+def drafter(wildcards):
+    kind = wildcards.drafter.lstrip(".") or DECODE["drafter"]["kind"]
+    return as_json(DECODE["drafter"] | {"kind": kind})
+
+
+# ---- verify
+
+VARIANTS = {"cpu": ("cpu", "float32")}  # name in the verdict -> backend, activations
+DRAFTERS = [DECODE["drafter"]["kind"], *config["verify"]["drafters"]]
+
+
+def evidence(bundle):
+    """What the verdict on `bundle` is made from, by variant."""
+    return {
+        name: {
+            "backend": backend,
+            "activations": activations,
+            "library": "results/build/{0}/libkdtree_{0}.so".format(backend),
+            "ar": run_file(backend, activations, bundle, "ar"),
+            "ddtree": {kind: run_file(backend, activations, bundle, ddtree_name(kind)) for kind in DRAFTERS},
+            "checks": {name: "results/checks/{}/{}.json".format(backend, name) for name in operators(bundle, "ddtree")},
+            "operators": {mode: operators(bundle, mode) for mode in ("ar", "ddtree")},
+        }
+        for name, (backend, activations) in VARIANTS.items()
+    }
+
+
+def run_file(backend, activations, bundle, mode):
+    return "results/runs/{}.{}/{}.{}.safetensors".format(backend, activations, bundle, mode)
+
+
+def ddtree_name(kind):
+    """The configured drafter's run has the plain name; the others carry their kind."""
+    return "ddtree" if kind == DECODE["drafter"]["kind"] else "ddtree.{}".format(kind)
+
+
+def judged_runs(wildcards):
+    variants = evidence(wildcards.bundle).values()
+    return [file for variant in variants for file in (variant["ar"], *variant["ddtree"].values())]
+
+
+def judged_checks(wildcards):
+    return [file for variant in evidence(wildcards.bundle).values() for file in variant["checks"].values()]
+
+
+def float32_golden(wildcards):
+    """The golden that a quantised bundle's golden must leave; none for a float bundle."""
+    bundle = BUNDLES[wildcards.bundle]
+    return ["results/golden/{}.safetensors".format(bundle["model"])] if bundle["quant"] else []
+
+
+def plan(wildcards, input):
+    limits = ("max_new_tokens", "block_size", "tree_budget", "stop_token_ids", "drafter")
+    return as_json(
+        {
+            "bundle": wildcards.bundle,
+            "bundle_file": input.bundle,
+            "golden": input.golden,
+            "float32_golden": "".join(input.float32_golden) or None,
+            "prompts": [prompt["name"] for prompt in DECODE["prompts"]],
+            "decode": {key: DECODE[key] for key in limits},
+            "verify": config["verify"],
+            "variants": evidence(wildcards.bundle),
+            "versions": VERSIONS,
+        }
+    )
+
+
+def discard_stale_verdicts():
+    """A verdict must not outlive the failure of what it vouches for."""
+    for verdict in Path("results").glob("*.pass"):
+        verdict.unlink()
