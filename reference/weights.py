@@ -15,6 +15,8 @@ from reference.bundle import Bundle, f32_to_bf16
 from reference.config import ModelConfig
 from reference.tensors import tensor_shapes
 
+SMALL = np.float32(0.125)
+
 
 def normal(seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """float32 of mean 0 and variance 1, bell-shaped within ±3.5.
@@ -29,24 +31,24 @@ def normal(seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def generate(config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A matrix of variance 1/in keeps the scale of its input, and the branches of all layers together add the
-    embedding's own variance, so that logits have a std near 1 at any size."""
+    """Matrices of variance 1/in keep the scale of their input; all layers' branches together add the embedding's
+    own variance: so logits have a std near 1 at any size. Whatever goes into a norm is SMALL, so that eps shows."""
     x = normal(seed, name, shape)
     if name.endswith("norm.weight"):
         return np.float32(1) + np.float32(0.2) * x
     if name.endswith("e_score_correction_bias"):
         return np.float32(0.3) * x
     if name == "model.embed_tokens.weight":
-        return x
+        return SMALL * x
     x *= np.float32(1 / math.sqrt(shape[1]))
     if name.endswith("mlp.gate.weight"):
         x *= np.float32(2)
     elif name.endswith(("o_proj.weight", "down_proj.weight")):
-        x *= np.float32(1 / math.sqrt(2 * config.num_hidden_layers))
+        x *= SMALL * np.float32(1 / math.sqrt(2 * config.num_hidden_layers))
     elif name.endswith("q_a_proj.weight"):
-        x *= np.float32(0.125)  # small before its norm, so that the norm's eps shows
+        x *= SMALL
     elif name.endswith("kv_a_proj_with_mqa.weight"):
-        x[: config.kv_lora_rank] *= np.float32(0.125)  # likewise; the rope key behind it has no norm
+        x[: config.kv_lora_rank] *= SMALL  # the rope key behind the latent has no norm
     return x
 
 
