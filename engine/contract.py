@@ -119,7 +119,8 @@ def parse(text: str, source: str = "op.h") -> Header:
     return Header(constants, structs)
 
 
-def _read(path: Path) -> Header:
+def read(path: Path) -> Header:
+    """The header at `path`, inside engine/."""
     return parse(path.read_text(encoding="utf-8"), str(path.relative_to(OPS.parent.parent)))
 
 
@@ -133,7 +134,7 @@ def element_types() -> dict[str, int]:
 @functools.cache
 def decode_state() -> Header:
     """decode_state.h: the struct DecodeState and the reasons why decoding ended."""
-    return _read(OPS / "decode_state.h")
+    return read(OPS / "decode_state.h")
 
 
 def operator_names() -> list[str]:
@@ -147,7 +148,7 @@ def contract(name: str) -> Contract:
     path = OPS / name / "op.h"
     if not path.is_file():
         raise ContractError(f"{name}: no such operator (there are {', '.join(operator_names())})")
-    header = _read(path)
+    header = read(path)
     stem = "".join(part.capitalize() for part in name.split("_"))
     structs = dict(header.structs)
     shape, weights, args = (structs.pop(stem + kind, None) for kind in ("Shape", "Weights", "Args"))
