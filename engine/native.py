@@ -159,6 +159,10 @@ class Engine:
             raise EngineError(self._c.kdtree_error().decode())
         return Result(tokens, result.committed, result.steps, STOP_REASONS[result.stop_reason])
 
+    def omp_set_num_threads(self, count: int) -> None:
+        """OpenMP threads of a CPU library, from here on."""
+        self._c.omp_set_num_threads(count)
+
     def read_kv(self, count: int) -> np.ndarray:
         """The first `count` committed rows of the KV pool: [layers, count, kv_lora_rank + rope], bf16 as uint16."""
         kv = np.empty((self.config.num_hidden_layers, count, self.config.kv_width), self._kv_dtype)
