@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from reference import stage
 from reference.bundle import Bundle, write_safetensors
 from reference.decode import decode_ar
 from reference.model import Model, chain
@@ -107,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    stage.run(main)

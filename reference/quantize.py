@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from reference import stage
 from reference.bundle import Bundle, as_float, f32_to_bf16, round_to_bf16
 from reference.tensors import is_quantised
 
@@ -67,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    stage.run(main)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from reference import stage
 from reference.bundle import Bundle, f32_to_bf16
 from reference.config import ModelConfig
 from reference.tensors import tensor_shapes
@@ -76,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    stage.run(main)
