@@ -68,8 +68,8 @@ def means(records: list[dict]) -> dict:
     result = {}
     for key, first in records[0].items():
         values = [record[key] for record in records]
-        mean = fmean(values)
-        result[key] = all(values) if isinstance(first, bool) else int(mean) if mean.is_integer() else mean
+        whole = isinstance(first, int) and sum(values) % len(values) == 0
+        result[key] = all(values) if isinstance(first, bool) else sum(values) // len(values) if whole else fmean(values)
     if "bound" in result:
         nearest = max(records, key=lambda record: record["max_abs_logit_diff"] / record["bound"])
         result |= {key: nearest[key] for key in ("max_abs_logit_diff", "bound", "noise")}

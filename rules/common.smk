@@ -15,8 +15,13 @@ from engine.config import check, float_bundle
 if errors := check(config, Path(workflow.basedir, "config.schema.yaml"), workflow.configfiles):
     sys.exit("\n".join(errors))
 
-# `python` and the tools are those of snakemake's own environment, activated or not.
-shell.prefix("set -euo pipefail; export PATH={}:$PATH; ".format(shlex.quote(str(Path(sys.executable).parent))))
+# `python` and the tools are those of snakemake's own environment, activated or not. Threads that wait sleep: jobs share
+# the cores, and a spinning one would hold up another's.
+shell.prefix(
+    "set -euo pipefail; export OMP_WAIT_POLICY=passive PATH={}:$PATH; ".format(
+        shlex.quote(str(Path(sys.executable).parent))
+    )
+)
 
 DECODE = config["decode"]
 BUNDLES = {model: {"model": model, "dtype": "float32", "quant": None} for model in config["models"]} | config["bundles"]

@@ -23,7 +23,7 @@ rule ar:
         " 2>&1 | tee {log} >&2"
 
 
-# The plain run is the drafters' script. It is ancient() because whatever changes it changes this rule's other inputs.
+# The plain run is the drafters' script.
 rule ddtree:
     input:
         py=py_sources("engine/run.py"),
@@ -31,7 +31,7 @@ rule ddtree:
         operators=ddtree_digests,
         bundle="results/bundles/{bundle}.safetensors",
         golden="results/golden/{bundle}.safetensors",
-        script=ancient("results/runs/{backend}.{activations}/{bundle}.ar.safetensors"),
+        script="results/runs/{backend}.{activations}/{bundle}.ar.safetensors",
         library=ancient("results/build/{backend}/libkdtree_{backend}.so"),
     output:
         "results/runs/{backend}.{activations}/{bundle}.ddtree{drafter}.safetensors",
