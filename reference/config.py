@@ -15,6 +15,19 @@ FIXED = {
     "topk_method": "noaux_tc",
 }
 
+# Far beyond any model; within them, sums and products of two fit the engine's integers.
+LARGEST = 1 << 20  # a size or a count
+LONGEST = 1 << 30  # a number of positions
+LEAST, MOST = 1e-30, 1e30  # a real: float32 holds it
+
+
+def short(value: object, limit: int = 80) -> str:
+    """A value from a file as part of one line: control characters escaped, the middle of a long one left out."""
+    text = str(value)
+    if len(text) > limit:
+        text = f"{text[: limit // 2]}…{text[-limit // 4 :]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
 
 @dataclass(frozen=True)
 class Yarn:
@@ -78,6 +91,7 @@ class ModelConfig:
         Raises ValueError with one line, `<field>: <value>: <reason>`.
         """
         config = config.get("text_config", config)
+        _require(isinstance(config, Mapping), "text_config", config, "must be a map")
         for name, value in FIXED.items():
             _require(config.get(name, value) == value, name, config.get(name), f"only {value!r} is supported")
         where = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
@@ -93,7 +107,7 @@ class ModelConfig:
 
 def _require(holds: bool, field: str, value: Any, reason: str) -> None:
     if not holds:
-        raise ValueError(f"{field}: {value}: {reason}")
+        raise ValueError(f"{short(field)}: {short(value)}: {reason}")
 
 
 def _read(cls: type, config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -107,13 +121,17 @@ def _read(cls: type, config: Mapping[str, Any], where: str = "") -> dict[str, An
         value = values[field.name] = config[field.name]
         if value is None and kind in (int | None, float | None):
             continue
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
         if kind is bool:
             _require(isinstance(value, bool), name, value, "must be true or false")
         elif kind in (int, int | None):
             _require(number and isinstance(value, int), name, value, "must be an integer")
+            most = LONGEST if name.endswith("max_position_embeddings") else LARGEST
+            _require(value <= most, name, value, f"must be at most {most}")
         else:
-            _require(number, name, value, "must be a finite number")
+            finite = number and (isinstance(value, int) or math.isfinite(value))
+            _require(finite, name, value, "must be a finite number")
+            _require(value == 0 or LEAST <= abs(value) <= MOST, name, value, f"must lie in {LEAST}…{MOST}")
     return values
 
 
@@ -127,8 +145,11 @@ def _read_yarn(rope: Mapping[str, Any], where: str) -> Yarn | None:
         _require(name in known, f"{where}.{name}", rope[name], "not supported")
     given = {name: value for name, value in rope.items() if value is not None}  # transformers takes null as absent
     yarn = Yarn(**_read(Yarn, given, f"{where}."))
-    for name in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"):
-        _require(getattr(yarn, name) > 0, f"{where}.{name}", getattr(yarn, name), "must be positive")
+    for name in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"):
+        value = getattr(yarn, name)
+        _require(value is None or value > 0, f"{where}.{name}", value, "must be positive")
+    for name in ("mscale", "mscale_all_dim"):
+        _require(getattr(yarn, name) >= 0, f"{where}.{name}", getattr(yarn, name), "must not be negative")
     return yarn
 
 
