@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Builds the CUDA library and runs every check of it that needs no snakemake, on a machine with a GPU:
+#   tests/cuda/on_gpu.sh OUT [stage …]      stages: build checks decode device parity measure repeats sanitize
+# Records (JSON) and logs go to OUT; a table is printed last. `decode` wants results/bundles and results/golden.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+OUT=$(mkdir -p "$1" && cd "$1" && pwd)
+shift
+STAGES=${*:-build checks decode device parity measure repeats sanitize}
+PYTHON=${PYTHON:-python3}
+ARCHS=${ARCHS:-90a}
+BUILD=results/build/cuda
+LIBRARY=$BUILD/libkdtree_cuda.so
+JOBS=$(nproc)
+OPERATORS=$(cd engine/ops && ls -d */op.h | sed 's|/op.h||')
+mkdir -p "$BUILD"/{backend,core} "$OUT"/{checks,repeats,decode,logs}
+CXX="-std=c++17 -O3 -fPIC -fopenmp -ffp-contract=off -DNDEBUG -Wall -Wextra -Wno-psabi"
+NVCC="-std=c++17 -O3 --fmad=false -DNDEBUG -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v"
+for arch in $ARCHS; do NVCC+=" -gencode arch=compute_$arch,code=sm_$arch"; done
+CUDA_HOME=${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")}
+[ -d "$CUDA_HOME/include" ] || CUDA_HOME=/usr/local/cuda
+
+# Runs the commands on stdin, one a line, in parallel; a failing line is named.
+parallel() { xargs -P "$JOBS" -I{} bash -c '{} || { echo "FAILED: {}"; exit 1; }'; }
+
+build() {
+  {
+    for op in $OPERATORS; do echo "nvcc $NVCC -c engine/ops/$op/cuda.cu -o $BUILD/$op.o > $OUT/logs/$op.ptxas 2>&1"; done
+    for source in engine/backend/cuda/*.cu; do
+      echo "nvcc $NVCC -c $source -o $BUILD/backend/$(basename "$source").o > $OUT/logs/$(basename "$source").ptxas 2>&1"
+    done
+    for source in engine/backend/cuda/*.cpp engine/core/*.cpp; do
+      echo "g++ $CXX -I$CUDA_HOME/include -c $source -o $BUILD/${source//\//_}.o"
+    done
+    echo "g++ -std=c++17 -O1 -I$CUDA_HOME/include -c tests/cuda/device.cpp -o $BUILD/device.test.obj"
+    echo "g++ -std=c++17 -O1 -I$CUDA_HOME/include -c tests/cuda/measure_tree.cpp -o $BUILD/measure_tree.test.obj"
+    echo "$PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output /dev/null --compile-only"
+  } | parallel
+  nvcc -shared -Xcompiler -fopenmp -o $LIBRARY $(for op in $OPERATORS; do echo $BUILD/$op.o; done) $BUILD/backend/*.o $BUILD/*cpp.o
+  for program in device measure_tree; do
+    nvcc -o $BUILD/$program -x cu /dev/null -Xlinker $BUILD/$program.test.obj -Xlinker $LIBRARY -Xlinker "-rpath=$PWD/$BUILD" 2>/dev/null ||
+      nvcc -o $BUILD/$program -Xlinker $BUILD/$program.test.obj -Xlinker $LIBRARY -Xlinker "-rpath=$PWD/$BUILD"
+  done
+  grep -h -A2 -E "Compiling" "$OUT"/logs/*.ptxas | grep -E "spill|stack" | sort | uniq -c || true
+}
+
+checks() {
+  for op in $OPERATORS; do
+    echo "$PYTHON -m engine.check --library $LIBRARY --operator $op --output $OUT/checks/$op.json > $OUT/logs/$op.check 2>&1"
+  done | parallel
+}
+
+decode() {
+  for bundle in results/bundles/*.safetensors; do
+    for activations in float32 bfloat16; do
+      local name
+      name=$(basename "$bundle" .safetensors)
+      echo "$PYTHON -m tests.cuda.decode --library $LIBRARY --bundle $bundle --golden results/golden/$name.safetensors" \
+        "--activations $activations --output $OUT/decode/$name.$activations.json > $OUT/logs/$name.$activations.decode 2>&1"
+    done
+  done | parallel
+}
+
+device() { $BUILD/device "$OUT/checks/device.json"; }
+parity() { $PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output "$OUT/checks/mma_parity.json"; }
+measure() { $BUILD/measure_tree "$OUT/tree.json"; }
+
+repeats() {
+  for op in $OPERATORS; do
+    echo "$PYTHON -m tests.cuda.repeats --library $LIBRARY --operator $op --output $OUT/repeats/$op.json > $OUT/logs/$op.repeats 2>&1"
+  done | parallel
+}
+
+sanitize() {
+  for tool in memcheck racecheck initcheck synccheck; do
+    for op in $OPERATORS; do
+      echo "timeout ${SANITIZE_LIMIT:-240} compute-sanitizer --tool $tool --error-exitcode 9 $PYTHON -m engine.check --library $LIBRARY" \
+        "--operator $op --output /tmp/sanitize.$tool.$op.json > $OUT/logs/$op.$tool 2>&1; echo $tool $op \$? >> $OUT/sanitize.txt"
+    done
+  done | parallel
+  sort "$OUT/sanitize.txt"
+}
+
+rm -f "$OUT/sanitize.txt"
+for stage in $STAGES; do
+  begin=$(date +%s)
+  $stage || echo "stage $stage FAILED"
+  echo "stage $stage: $(($(date +%s) - begin)) s"
+done
+$PYTHON tests/cuda/table.py "$OUT"
