@@ -68,12 +68,13 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: M
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Tensors by name, as stored, and the metadata."""
+    """Tensors by name, as stored, and the metadata. Raises ValueError if the file is damaged."""
     data = path.read_bytes()
-    tensors = {
-        name: np.frombuffer(x["data"], TYPES[x["dtype"]]).reshape(x["shape"])
-        for name, x in safetensors.deserialize(data)
-    }
+    try:
+        content = safetensors.deserialize(data)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: {error}") from None
+    tensors = {name: np.frombuffer(x["data"], TYPES[x["dtype"]]).reshape(x["shape"]) for name, x in content}
     return tensors, json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
 
 
