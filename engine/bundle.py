@@ -35,6 +35,16 @@ class TensorView:
     dtype: str
     array: np.ndarray
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def load(self) -> np.ndarray:
+        return self.array
+
+    def release(self) -> None:
+        pass
+
 
 @dataclass(frozen=True)
 class OpenBundle:

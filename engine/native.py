@@ -1,14 +1,15 @@
 """The engine of a backend's library, called through its C interface (engine/core/api.h)."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from engine import contract
-from engine.bundle import OpenBundle
+from reference.config import ModelConfig
 from reference.rope import attention_factor
 
 CORE = contract.parse((Path(__file__).parent / "core" / "config.h").read_text(encoding="utf-8"), "core/config.h")
@@ -26,6 +27,7 @@ STOP_REASONS = {contract.decode_state().constants["kStopToken"]: "stop",
 _Config, _Options, _Tensor, _Request, _Result, _Round = (
     CORE.structs[name].ctype for name in ("ModelConfig", "EngineOptions", "Tensor", "Request", "Result", "Round"))
 _OnRound = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(_Round))
+_OnTensor = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)
 
 
 class EngineError(RuntimeError):
@@ -67,21 +69,44 @@ class Result:
     stop_reason: str
 
 
+class Model(Protocol):
+    """What the engine is built from: an OpenBundle, an open checkpoint, generated weights."""
+
+    config: ModelConfig
+    group_size: int  # of INT4 weights; 0 if there are none
+    tensors: Mapping[str, "HostTensor"]  # by the bundle's names
+
+
+class HostTensor(Protocol):
+    """One tensor of a model, read only when the engine packs it."""
+
+    dtype: str  # F32, BF16 or I32
+    shape: tuple[int, ...]
+
+    def load(self) -> np.ndarray:
+        """The values, checked; bf16 as uint16."""
+
+    def release(self) -> None:
+        """The engine has read them."""
+
+
 class Engine:
     """One model on one backend, for one sequence at a time. Use as a context manager, or call close()."""
 
-    def __init__(self, library: str | Path, bundle: OpenBundle, *, context: int, block_size: int = 8,
+    def __init__(self, library: str | Path, model: Model, *, context: int, block_size: int = 8,
                  tree_budget: int = 16, prefill_chunk: int = 64, activations: str = "float32",
-                 drafter: Drafter = ORACLE):
-        """`context`: most positions of a sequence. Raises EngineError naming operator or tensor and the reason."""
+                 drafter: Drafter = ORACLE, on_loaded: Callable[[int], None] | None = None):
+        """`context`: most positions of a sequence. `on_loaded` is told the bytes of every tensor packed. Raises
+        EngineError naming operator or tensor and the reason, and whatever reading a tensor raises."""
         self._handle = None
-        self.config, self.activations = bundle.config, activations
+        self.config, self.activations = model.config, activations
         self._c = ctypes.CDLL(str(Path(library).resolve()))
         for name, result, *arguments in (
             ("error", ctypes.c_char_p),
             ("backend", ctypes.c_char_p),
             ("init", ctypes.c_int),
-            ("create", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
+            ("create", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, _OnTensor,
+             ctypes.c_void_p),
             ("destroy", None, ctypes.c_void_p),
             ("generate", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, _OnRound, ctypes.c_void_p, ctypes.c_void_p),
             ("read_kv", ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
@@ -94,13 +119,38 @@ class Engine:
         options = _Options(context=context, block_size=block_size, tree_budget=tree_budget,
                            prefill_chunk=prefill_chunk, activations=ACTIVATIONS[activations],
                            drafter=DRAFTERS[drafter.kind], drafter_p=drafter.p, drafter_seed=drafter.seed)
-        names = [name.encode() for name in bundle.tensors]  # kept alive until the engine is built
-        tensors = (_Tensor * len(names))(*(_describe(name, tensor)
-                                           for name, tensor in zip(names, bundle.tensors.values(), strict=True)))
-        config = native_config(bundle)
-        self._handle = self._c.kdtree_create(ctypes.byref(config), ctypes.byref(options), tensors, len(names))
-        if not self._handle:
+        self._handle = self._build(model, options, on_loaded)
+
+    def _build(self, model, options, on_loaded):
+        sources = list(model.tensors.values())
+        names = [name.encode() for name in model.tensors]  # kept alive until the engine is built
+        tensors = (_Tensor * len(names))(*map(_describe, names, sources))
+        arrays, raised = {}, []
+
+        @_OnTensor
+        def receive(_, index, done):
+            try:
+                if not done:
+                    arrays[index] = sources[index].load()
+                    tensors[index].data = arrays[index].ctypes.data
+                elif index in arrays:
+                    size = arrays.pop(index).nbytes
+                    sources[index].release()
+                    if on_loaded:
+                        on_loaded(size)
+            except BaseException as error:  # must not cross the C frames
+                raised.append(error)
+                return 1
+            return 0
+
+        config = native_config(model)
+        handle = self._c.kdtree_create(ctypes.byref(config), ctypes.byref(options), tensors, len(names), receive, None)
+        if raised:
+            self._c.kdtree_destroy(handle)
+            raise raised[0]
+        if not handle:
             raise EngineError(self._c.kdtree_error().decode())
+        return handle
 
     def close(self) -> None:
         """Frees the engine's memory."""
@@ -124,15 +174,16 @@ class Engine:
         return self._c.kdtree_called_operators(self._handle).decode().split()
 
     def generate(self, prompt: list[int], *, mode: str, max_new_tokens: int, stop_token_ids: list[int] = (),
-                 script: list[int] = (), record: bool = False, overrun: int = 0,
+                 script: list[int] = (), kept: int = 0, record: bool = False, overrun: int = 0,
                  on_round: Callable[[Round], bool] | None = None) -> Result:
         """Decodes after `prompt`.
 
-        `script` is the sequence (prompt and continuation) that draft_script drafts from. With `record` every Round
+        `script` is the sequence (prompt and continuation) that draft_script drafts from. The first `kept` tokens of the
+        prompt must be those of the last run's sequence: their KV rows are used as they are. With `record` every Round
         carries its logits and KV rows. `overrun` rounds go on past the end of the output, for records. `on_round` sees
         every round as it ends; a true answer ends the run. Raises EngineError.
         """
-        request = _Request(mode=MODES[mode], prompt_length=len(prompt), max_new_tokens=max_new_tokens,
+        request = _Request(mode=MODES[mode], prompt_length=len(prompt), kept=kept, max_new_tokens=max_new_tokens,
                            n_stop_ids=len(stop_token_ids), script_length=len(script), record=record, overrun=overrun)
         arrays = {name: np.asarray(values, np.int32) for name, values in
                   (("prompt", prompt), ("stop_ids", stop_token_ids), ("script", script))}
@@ -186,22 +237,22 @@ class Engine:
                      copy(c.kv, (self.config.num_hidden_layers, c.accepted, self.config.kv_width), self._kv_dtype))
 
 
-def native_config(bundle: OpenBundle):
-    """The bundle's config as the core's ModelConfig."""
-    config, yarn = bundle.config, bundle.config.yarn
+def native_config(model: Model):
+    """The model's config as the core's ModelConfig."""
+    config, yarn = model.config, model.config.yarn
     rope = {"rope_factor": yarn.factor if yarn else 1.0,
             "rope_beta_fast": yarn.beta_fast if yarn else 0.0,
             "rope_beta_slow": yarn.beta_slow if yarn else 0.0,
             "rope_attention_factor": attention_factor(yarn),
             "rope_mscale_all_dim": yarn.mscale_all_dim if yarn else 0.0,
             "rope_original_positions": yarn.original_max_position_embeddings if yarn else 0}
-    own = {"group_size": bundle.group_size, "q_lora_rank": config.q_lora_rank or 0, **rope}
+    own = {"group_size": model.group_size, "q_lora_rank": config.q_lora_rank or 0, **rope}
     shared = {field.name: getattr(config, field.name) for field in CORE.structs["ModelConfig"].fields
               if field.name not in own}
     return _Config(**own, **shared)
 
 
-def _describe(name: bytes, tensor):
-    array = tensor.array
-    return _Tensor(name=ctypes.cast(name, ctypes.c_void_p), type=TYPES[tensor.dtype], rank=array.ndim, rows=array.shape[0],
-                   cols=array.shape[1] if array.ndim > 1 else 1, data=array.ctypes.data)
+def _describe(name: bytes, tensor: HostTensor):
+    rows, cols = (*tensor.shape, 1)[:2]
+    return _Tensor(name=ctypes.cast(name, ctypes.c_void_p), type=TYPES[tensor.dtype], rank=len(tensor.shape), rows=rows,
+                   cols=cols)

@@ -84,9 +84,10 @@ int kdtree_download(void* to_host, const void* from, size_t bytes) {
 }
 
 kdtree_engine* kdtree_create(const kdtree::ModelConfig* config, const kdtree::EngineOptions* options,
-                             const kdtree::Tensor* tensors, int64_t count) {
+                             const kdtree::Tensor* tensors, int64_t count,
+                             int32_t (*on_tensor)(void* user, int64_t index, int32_t done), void* user) {
   kdtree_engine* engine = nullptr;
-  guarded([&] { engine = new kdtree_engine{{*config, *options, tensors, count}, {}}; });
+  guarded([&] { engine = new kdtree_engine{{*config, *options, {tensors, count, on_tensor, user}}, {}}; });
   return engine;
 }
 void kdtree_destroy(kdtree_engine* engine) { delete engine; }

@@ -28,9 +28,12 @@ int kdtree_download(void* to_host, const void* from, size_t bytes);
 
 // ---- the engine --------------------------------------------------------------------------------------------------
 struct kdtree_engine;
-// Copies and packs the weights: the tensors' memory may go once this returns. Null on error.
+// Copies and packs the weights, tensor by tensor: their memory may go once this returns. Null on error. on_tensor may be
+// null. It is called when the data of tensors[index] are about to be read (done = 0; it may set them only now, and
+// answers non-zero to give up) and when they will not be read again (done = 1).
 kdtree_engine* kdtree_create(const kdtree::ModelConfig* config, const kdtree::EngineOptions* options,
-                             const kdtree::Tensor* tensors, int64_t count);
+                             const kdtree::Tensor* tensors, int64_t count,
+                             int32_t (*on_tensor)(void* user, int64_t index, int32_t done), void* user);
 void kdtree_destroy(kdtree_engine* engine);
 // on_round may be null; it is called on the calling thread after every round, and ends the run by a non-zero answer.
 int kdtree_generate(kdtree_engine* engine, const kdtree::Request* request,

@@ -79,6 +79,7 @@ struct Round {
 struct Request {
   const int32_t* prompt;
   int32_t prompt_length;
+  int32_t kept;             // rows of the KV pool that hold the prompt's first tokens already; fewer than prompt_length
   int32_t mode;             // kAutoregressive or kDdtree
   int32_t max_new_tokens;
   const int32_t* stop_ids;

@@ -12,10 +12,10 @@ Buffer integers(int64_t count, const char* what) { return Buffer(static_cast<siz
 
 }  // namespace
 
-Decoder::Decoder(const ModelConfig& config, const EngineOptions& options, const Tensor* tensors, int64_t count)
+Decoder::Decoder(const ModelConfig& config, const EngineOptions& options, const TensorSource& source)
     : options_(options),
       stream_(backend::create_stream()),
-      model_(config, options, tensors, count, ops_, stream_),
+      model_(config, options, source, ops_, stream_),
       draft_shape_{options.block_size - 1, config.vocab_size, options.drafter, options.drafter_p, options.drafter_seed},
       build_shape_{options.block_size - 1, config.vocab_size, options.tree_budget,
                    std::min(options.tree_budget, config.vocab_size)},
@@ -109,15 +109,15 @@ void Decoder::set_state(const DecodeState& state) {
 }
 
 // Fills the KV pool for `length` tokens, chunk by chunk, each a chain below the last.
-void Decoder::prefill(const int32_t* prompt, int32_t length) {
+void Decoder::prefill(const int32_t* prompt, int32_t kept, int32_t length) {
   const int32_t chunk = options_.prefill_chunk;
   std::vector<int32_t> parents(static_cast<size_t>(chunk)), depths(parents);
   std::iota(parents.begin(), parents.end(), -1);
   std::iota(depths.begin(), depths.end(), 0);
   check(backend::upload(rows_.parents.as(), parents.data(), parents.size() * 4, stream_), "upload");
   check(backend::upload(rows_.depths.as(), depths.data(), depths.size() * 4, stream_), "upload");
-  for (int32_t begin = 0; begin < length; begin += chunk) {
-    const int32_t rows = std::min(chunk, length - begin);
+  for (int32_t begin = kept, rows; begin < length; begin += rows) {
+    rows = std::min(chunk - begin % chunk, length - begin);  // chunks end at multiples of their size, kept rows or not
     check(backend::upload(rows_.tokens.as(), prompt + begin, static_cast<size_t>(rows) * 4, stream_), "upload");
     DecodeState state{};
     state.n_rows = rows;
@@ -205,6 +205,9 @@ Result Decoder::generate(const Request& request, OnRound on_round, void* user) {
     if (request.prompt[i] < 0 || request.prompt[i] >= model_.config().vocab_size)
       fail("prompt: " + std::to_string(request.prompt[i]) + ": outside the vocabulary of " +
            std::to_string(model_.config().vocab_size));
+  if (request.kept < 0 || request.kept >= request.prompt_length)
+    fail("kept: " + std::to_string(request.kept) + ": must leave at least the last of " +
+         std::to_string(request.prompt_length) + " prompt tokens");
   if (request.max_new_tokens < 1) fail("max_new_tokens: " + std::to_string(request.max_new_tokens) + ": must be positive");
   if (request.n_stop_ids > kMaxStopIds) fail("stop_token_ids: more than " + std::to_string(kMaxStopIds));
   const int32_t script_length = std::min(request.script_length, options_.context + 4 * options_.block_size);
@@ -221,7 +224,7 @@ Result Decoder::generate(const Request& request, OnRound on_round, void* user) {
   put(script_length_, &script_length, 1);
 
   const int32_t before = request.prompt_length - 1;
-  prefill(request.prompt, before);
+  prefill(request.prompt, request.kept, before);
   put(rows_.tokens, request.prompt + before, 1);
   DecodeState state{};
   state.n_rows = 1;

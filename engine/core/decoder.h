@@ -9,7 +9,7 @@ using OnRound = int32_t (*)(void* user, const Round* round);
 
 class Decoder {
  public:
-  Decoder(const ModelConfig& config, const EngineOptions& options, const Tensor* tensors, int64_t count);
+  Decoder(const ModelConfig& config, const EngineOptions& options, const TensorSource& source);
   ~Decoder();
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
@@ -36,7 +36,7 @@ class Decoder {
   backend::Graph capture();
 
   void set_state(const DecodeState& state);
-  void prefill(const int32_t* prompt, int32_t length);
+  void prefill(const int32_t* prompt, int32_t kept, int32_t length);
   void launch(backend::Graph graph, Report& report);
   bool deliver(const Report& report, const Request& request, bool overrun, OnRound on_round, void* user);
   void decode(const Request& request, backend::Graph rounds, bool overrun, int32_t most_rounds, OnRound on_round,

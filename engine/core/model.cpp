@@ -16,14 +16,14 @@ RmsNormShape Model::norm_shape(int32_t cols, int32_t x_stride, int32_t y_stride,
   return {max_rows_, cols, x_stride, y_stride, type_, eps};
 }
 
-Model::Model(const ModelConfig& config, const EngineOptions& options, const Tensor* tensors, int64_t count,
-             Operators& ops, backend::Stream stream)
+Model::Model(const ModelConfig& config, const EngineOptions& options, const TensorSource& source, Operators& ops,
+             backend::Stream stream)
     : config_(config),
       type_(options.activations),
       max_rows_(std::max({options.tree_budget + 1, options.prefill_chunk, options.block_size + 1})),
       pool_rows_(int64_t{options.context} + max_rows_),
       ops_(ops),
-      weights_(load_weights(config, options, max_rows_, tensors, count, ops, stream)) {
+      weights_(load_weights(config, options, max_rows_, source, ops, stream)) {
   const ModelConfig& c = config_;
   const int32_t hidden = c.hidden_size, heads = c.num_attention_heads, rank = c.kv_lora_rank;
   const int32_t nope = c.qk_nope_head_dim, rope = c.qk_rope_head_dim, width = kv_width();

@@ -17,8 +17,8 @@ struct Rows {
 
 class Model {
  public:
-  // Refuses, naming operator and field, what the backend cannot run. `tensors` may go once this returns.
-  Model(const ModelConfig& config, const EngineOptions& options, const Tensor* tensors, int64_t count, Operators& ops,
+  // Refuses, naming operator and field, what the backend cannot run. The tensors may go once this returns.
+  Model(const ModelConfig& config, const EngineOptions& options, const TensorSource& source, Operators& ops,
         backend::Stream stream);
 
   // Forwards *n_rows rows: their keys go to pool rows prefix, prefix + 1, …; with `head`, their logits and argmax to

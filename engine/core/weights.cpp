@@ -29,10 +29,15 @@ uint16_t round_to_bfloat16(float value) {
 
 class Loader {
  public:
-  Loader(const ModelConfig& config, const EngineOptions& options, int32_t max_rows, const Tensor* tensors,
-         int64_t count, Operators& ops, backend::Stream stream)
-      : config_(config), activations_(options.activations), max_rows_(max_rows), ops_(ops), stream_(stream) {
-    for (int64_t i = 0; i < count; ++i) tensors_[tensors[i].name] = &tensors[i];
+  Loader(const ModelConfig& config, const EngineOptions& options, int32_t max_rows, const TensorSource& source,
+         Operators& ops, backend::Stream stream)
+      : config_(config),
+        activations_(options.activations),
+        max_rows_(max_rows),
+        source_(source),
+        ops_(ops),
+        stream_(stream) {
+    for (int64_t i = 0; i < source.count; ++i) tensors_[source.tensors[i].name] = &source.tensors[i];
   }
 
   Weights load() {
@@ -90,15 +95,39 @@ class Loader {
     return at == tensors_.end() ? nullptr : at->second;
   }
 
-  const Tensor& tensor(const std::string& name, int64_t rows, int64_t cols) const {
+  // Tensors opened in its lifetime may be read until it ends.
+  class Reading {
+   public:
+    explicit Reading(Loader& loader) : loader_(loader), first_(loader.open_.size()) {}
+    ~Reading() {
+      for (; loader_.open_.size() > first_; loader_.open_.pop_back())
+        loader_.source_.on_tensor(loader_.source_.user, loader_.open_.back(), 1);
+    }
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+
+   private:
+    Loader& loader_;
+    size_t first_;
+  };
+
+  void open(const Tensor& tensor) {
+    if (!source_.on_tensor) return;
+    const int64_t index = &tensor - source_.tensors;
+    if (source_.on_tensor(source_.user, index, 0)) fail(std::string(tensor.name) + ": cannot be read");
+    open_.push_back(index);
+  }
+
+  const Tensor& tensor(const std::string& name, int64_t rows, int64_t cols) {
     const Tensor* found = find(name);
     if (!found) fail(name + ": missing tensor");
     if (found->rows != rows || found->cols != cols)
       fail(name + ": shape: [" + std::to_string(found->rows) + ", " + std::to_string(found->cols) + "]: must be [" +
            std::to_string(rows) + ", " + std::to_string(cols) + "]");
+    open(*found);
     return *found;
   }
-  const Tensor& float_tensor(const std::string& name, int64_t rows, int64_t cols = 1) const {
+  const Tensor& float_tensor(const std::string& name, int64_t rows, int64_t cols = 1) {
     const Tensor& found = tensor(name, rows, cols);
     if (found.type != kFloat32 && found.type != kBFloat16) fail(name + ": dtype: must be F32 or BF16");
     return found;
@@ -112,6 +141,7 @@ class Loader {
 
   // Embeddings and norms, in the activation type.
   Buffer vector(const std::string& name, int64_t rows, int64_t cols = 1) {
+    const Reading reading(*this);
     const Tensor& source = float_tensor(name, rows, cols);
     const size_t count = static_cast<size_t>(rows * cols);
     if (source.type == activations_) return copy(source.data, count * size_of(activations_), name);
@@ -122,6 +152,7 @@ class Loader {
   }
 
   Buffer float_vector(const std::string& name, int64_t rows, int64_t cols = 1) {
+    const Reading reading(*this);
     const Tensor& source = float_tensor(name, rows, cols);
     std::vector<float> values(static_cast<size_t>(rows * cols));
     for (size_t i = 0; i < values.size(); ++i) values[i] = read_float(source, static_cast<int64_t>(i));
@@ -132,6 +163,7 @@ class Loader {
 
   Linear linear(const std::string& name, int32_t n, int32_t k, Linear::Strides strides, int32_t y_type = -1) {
     if (y_type < 0) y_type = activations_;
+    const Reading reading(*this);
     Linear result;
     const Tensor* codes = find(name + ".qw");
     if (!codes) {
@@ -163,6 +195,7 @@ class Loader {
 
   // kv_b_proj's rows are, head by head, `nope` rows of W_UK and `v` rows of W_UV.
   void load_kv_b(const std::string& name, Layer& layer) {
+    const Reading reading(*this);
     const ModelConfig& c = config_;
     const int32_t heads = c.num_attention_heads, nope = c.qk_nope_head_dim, v = c.v_head_dim, rank = c.kv_lora_rank;
     const Tensor& source = float_tensor(name + ".weight", int64_t{heads} * (nope + v), rank);
@@ -196,6 +229,7 @@ class Loader {
   }
 
   void pack_expert(const std::string& name, int32_t expert, Experts& experts) {
+    const Reading reading(*this);
     const ModelConfig& c = config_;
     const Tensor& gate = float_tensor(name + "gate_proj.weight", c.moe_intermediate_size, c.hidden_size);
     const Tensor& up = float_tensor(name + "up_proj.weight", c.moe_intermediate_size, c.hidden_size);
@@ -213,6 +247,7 @@ class Loader {
   }
 
   void pack_int4_expert(const std::string& name, int32_t expert, Experts& experts) {
+    const Reading reading(*this);
     const ModelConfig& c = config_;
     const int32_t hidden = c.hidden_size, width = c.moe_intermediate_size, group = c.group_size;
     if (!group) fail(name + "gate_proj.qw: INT4 codes, but the bundle's config has no group_size");
@@ -242,14 +277,16 @@ class Loader {
   const ModelConfig& config_;
   int32_t activations_;
   int32_t max_rows_;
+  const TensorSource& source_;
   Operators& ops_;
   backend::Stream stream_;
   std::unordered_map<std::string, const Tensor*> tensors_;
+  std::vector<int64_t> open_;  // indices of the tensors being read
 };
 
-Weights load_weights(const ModelConfig& config, const EngineOptions& options, int32_t max_rows, const Tensor* tensors,
-                     int64_t count, Operators& ops, backend::Stream stream) {
-  return Loader(config, options, max_rows, tensors, count, ops, stream).load();
+Weights load_weights(const ModelConfig& config, const EngineOptions& options, int32_t max_rows,
+                     const TensorSource& source, Operators& ops, backend::Stream stream) {
+  return Loader(config, options, max_rows, source, ops, stream).load();
 }
 
 }  // namespace kdtree

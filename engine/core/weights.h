@@ -73,9 +73,17 @@ struct Weights {
   Linear head;
 };
 
+// The host's tensors, and the call that tells it which are being read (see kdtree_create).
+struct TensorSource {
+  const Tensor* tensors;
+  int64_t count;
+  int32_t (*on_tensor)(void* user, int64_t index, int32_t done);
+  void* user;
+};
+
 // Builds the weights tensor by tensor; `max_rows` is the most rows of any call. Throws naming the tensor at fault.
-Weights load_weights(const ModelConfig& config, const EngineOptions& options, int32_t max_rows, const Tensor* tensors,
-                     int64_t count, Operators& ops, backend::Stream stream);
+Weights load_weights(const ModelConfig& config, const EngineOptions& options, int32_t max_rows,
+                     const TensorSource& source, Operators& ops, backend::Stream stream);
 
 bool is_moe_layer(const ModelConfig& config, int32_t layer);
 
