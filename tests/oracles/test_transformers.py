@@ -11,6 +11,7 @@ import yaml
 from reference import model as model_module
 from reference import ops, rope
 from reference.bundle import Bundle, as_float, write_safetensors
+from reference.config import ModelConfig
 from reference.decode import decode_ar
 from reference.model import Model, chain
 from reference.quantize import quantize_bundle
@@ -92,6 +93,13 @@ def oracle_greedy(model, prompt: np.ndarray, new_tokens: int) -> list[int]:
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens,
                              do_sample=False, eos_token_id=None, pad_token_id=0)  # fmt: skip
     return out[0, len(prompt) :].tolist()
+
+
+def test_defaults_are_those_of_transformers():
+    theirs = transformers.DeepseekV3Config()
+    for field in dataclasses.fields(ModelConfig):
+        if field.default is not dataclasses.MISSING and hasattr(theirs, field.name):
+            assert getattr(theirs, field.name) == field.default, field.name
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())

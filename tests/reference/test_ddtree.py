@@ -176,11 +176,7 @@ def test_compact(base, below_root):
     assert np.array_equal(kv[:, base + len(rows) :], before[:, base + len(rows) :])
 
 
-@pytest.mark.parametrize("budget", [0, -0])
-def test_no_budget_is_the_root_alone(budget):
-    assert [x.tolist() for x in build_tree(*log_probs_top_k(np.zeros((3, 4), np.float32), budget), budget)] == [
-        [-1],
-        [-1],
-        [0],
-    ]
-    assert len(build_tree(*log_probs_top_k(np.zeros((0, 4), np.float32), 2), 2).tokens) == 1
+@pytest.mark.parametrize(("levels", "budget"), [(3, 0), (0, 2)])
+def test_no_budget_or_no_level_is_the_root_alone(levels, budget):
+    tree = build_tree(*log_probs_top_k(np.zeros((levels, 4), np.float32), budget), budget)
+    assert [x.tolist() for x in tree] == [[-1], [-1], [0]]

@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from reference import golden
+from reference import golden, stage
 from reference.bundle import Bundle, read_safetensors
 from reference.golden import bound, check, prompt_tokens
 from reference.model import Model, chain
@@ -41,9 +41,7 @@ def test_bound():
 def test_check():
     logits = np.random.default_rng(0).standard_normal((2, 100))
     check("x", logits, np.array([1.0, 1.1e-4]), 1e-6)
-    with pytest.raises(
-        ValueError, match=r"^prompt x, step 1: top-1/top-2 margin 0\.0001 is not above 10 x bound 1e-05"
-    ):
+    with pytest.raises(ValueError, match=r"^prompt x, step 1: .* margin 0\.0001 is not above 10 x bound 1e-05"):
         check("x", logits, np.array([1.0, 1e-4]), 1e-6)
     with pytest.raises(ValueError, match=r"^prompt x, step 0: .* 10 x bound 0\.0002: choose another seed$"):
         check("x", logits, np.array([1.1e-3, 1.0]), 1e-4)
@@ -110,8 +108,6 @@ def test_a_flat_model_is_refused(small_bundle, tmp_path, monkeypatch):
 
 
 def test_stages_fail_with_one_line(capsys):
-    from reference import stage
-
     def broken():
         raise ValueError("x: 1: wrong")
 

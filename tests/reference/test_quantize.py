@@ -50,9 +50,8 @@ def test_error_is_at_most_half_a_step():
     for group in (32, 64, 128):
         q, scales = quantize.quantize(w, group)
         error = np.abs(ops.dequantize(pack(q), scales, group) - w).reshape(16, -1, group)
-        assert (
-            error <= 0.5001 * scales[..., None] + 7 * 2**-8 * scales[..., None]
-        ).all()  # bf16 scale: absmax may clip
+        clipped = 7 * 2**-8  # where the scale was rounded down to bf16, absmax is cut to 7
+        assert (error <= (0.5001 + clipped) * scales[..., None]).all()
         assert np.abs(q).max() == 7 and q.min() == -7
 
 
@@ -65,9 +64,7 @@ def test_a_group_of_zeros():
 def test_what_is_quantised(small_model, dtype):
     source = generate_bundle(small_model, dtype)
     bundle = quantize_bundle(source, 32)
-    quantised = {
-        name for name in source.tensors if ".mlp." in name and "gate.weight" not in name and "bias" not in name
-    }
+    quantised = {name for name in source.tensors if ".mlp." in name and ".gate." not in name}
     assert bundle.quant == {"bits": 4, "group_size": 32} and bundle.fields == source.fields
     expected = {name for name in source.tensors if name not in quantised}
     for name in quantised:
