@@ -13,12 +13,10 @@ BUILD=results/build/cuda
 LIBRARY=$BUILD/libkdtree_cuda.so
 JOBS=$(nproc)
 OPERATORS=$(cd engine/ops && ls -d */op.h | sed 's|/op.h||')
-mkdir -p "$BUILD"/{backend,core} "$OUT"/{checks,repeats,decode,logs}
+mkdir -p "$BUILD"/{backend,tests} "$OUT"/{checks,repeats,decode,logs}
 CXX="-std=c++17 -O3 -fPIC -fopenmp -ffp-contract=off -DNDEBUG -Wall -Wextra -Wno-psabi"
 NVCC="-std=c++17 -O3 --fmad=false -DNDEBUG -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v"
 for arch in $ARCHS; do NVCC+=" -gencode arch=compute_$arch,code=sm_$arch"; done
-CUDA_HOME=${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")}
-[ -d "$CUDA_HOME/include" ] || CUDA_HOME=/usr/local/cuda
 
 # Runs the commands on stdin, one a line, in parallel; a failing line is named.
 parallel() { xargs -P "$JOBS" -I{} bash -c '{} || { echo "FAILED: {}"; exit 1; }'; }
@@ -30,16 +28,16 @@ build() {
       echo "nvcc $NVCC -c $source -o $BUILD/backend/$(basename "$source").o > $OUT/logs/$(basename "$source").ptxas 2>&1"
     done
     for source in engine/backend/cuda/*.cpp engine/core/*.cpp; do
-      echo "g++ $CXX -I$CUDA_HOME/include -c $source -o $BUILD/${source//\//_}.o"
+      echo "g++ $CXX -c $source -o $BUILD/${source//\//_}.o"
     done
-    echo "g++ -std=c++17 -O1 -I$CUDA_HOME/include -c tests/cuda/device.cpp -o $BUILD/device.test.obj"
-    echo "g++ -std=c++17 -O1 -I$CUDA_HOME/include -c tests/cuda/measure_tree.cpp -o $BUILD/measure_tree.test.obj"
+    for program in device measure_tree; do
+      echo "nvcc -std=c++17 -O1 -c tests/cuda/$program.cpp -o $BUILD/tests/$program.o"
+    done
     echo "$PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output /dev/null --compile-only"
   } | parallel
   nvcc -shared -Xcompiler -fopenmp -o $LIBRARY $(for op in $OPERATORS; do echo $BUILD/$op.o; done) $BUILD/backend/*.o $BUILD/*cpp.o
   for program in device measure_tree; do
-    nvcc -o $BUILD/$program -x cu /dev/null -Xlinker $BUILD/$program.test.obj -Xlinker $LIBRARY -Xlinker "-rpath=$PWD/$BUILD" 2>/dev/null ||
-      nvcc -o $BUILD/$program -Xlinker $BUILD/$program.test.obj -Xlinker $LIBRARY -Xlinker "-rpath=$PWD/$BUILD"
+    nvcc -o $BUILD/$program $BUILD/tests/$program.o -Xlinker "$LIBRARY,-rpath=$PWD/$BUILD"
   done
   grep -h -A2 -E "Compiling" "$OUT"/logs/*.ptxas | grep -E "spill|stack" | sort | uniq -c || true
 }

@@ -58,7 +58,7 @@ const char* init() {
   if (error != cudaSuccess) return cudaGetErrorString(error);
   cuda::multiprocessors = properties.multiProcessorCount;
   for (const cuda::KernelInit* kernel = cuda::kernel_inits(); kernel->init; ++kernel) {
-    error = kernel->init();
+    error = static_cast<cudaError_t>(kernel->init());
     if (error != cudaSuccess) {
       std::snprintf(reason, sizeof reason, "%s: %s refuses %zu bytes of shared memory a block, it offers %zu: %s", kernel->name,
                     properties.name, cuda::kMaxSharedBytes, properties.sharedMemPerBlockOptin, cudaGetErrorString(error));

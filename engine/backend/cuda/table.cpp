@@ -19,7 +19,7 @@
 
 namespace kdtree::cuda {
 
-cudaError_t init_tree_attention();
+int init_tree_attention();
 
 const KernelInit* kernel_inits() {
   static const KernelInit inits[] = {{"tree_attention", init_tree_attention}, {nullptr, nullptr}};

@@ -196,7 +196,7 @@ void run(const TreeAttentionShape& shape, const TreeAttentionArgs& args, void* w
 
 namespace cuda {
 
-cudaError_t init_tree_attention() {
+int init_tree_attention() {
   const cudaError_t error =
       cudaFuncSetAttribute(attend<float>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
   if (error != cudaSuccess) return error;
