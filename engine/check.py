@@ -29,7 +29,7 @@ def check(library: Library, name: str) -> list[Measurement]:
     """All measurements of operator `name`: each case, row invariance, refused shapes."""
     module, operator = cases_of(name), library.operator(name)
     measurements = [m for case in module.CASES for m in measure_case(operator, case)]
-    measurements += [m for case in module.CASES if (m := measure_invariance(operator, case))]
+    measurements += [measure_invariance(operator, case) for case in module.CASES if case.invariance]
     measurements += [measure_refusal(operator, refusal) for refusal in getattr(module, "REFUSALS", ())]
     return measurements
 

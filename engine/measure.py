@@ -149,6 +149,7 @@ class Case:
 
     name: str
     risk: str
+    invariance: bool = False  # also checked for row invariance, by `arrangements`
 
     def rng(self) -> np.random.Generator:
         return np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -162,8 +163,8 @@ class Case:
         raise NotImplementedError
 
     def arrangements(self, call: Call):
-        """Other calls whose rows must come out with the same bytes: yields (call, its rows, rows of `call`)."""
-        return ()
+        """Calls whose rows must come out with the same bytes: yields (a call, its rows, the same rows of `call`)."""
+        raise NotImplementedError
 
     def output_rows(self, call: Call, outputs: dict[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs, with axis 0 = row of the call, that `arrangements` compares."""
@@ -175,11 +176,8 @@ class RowwiseCase(Case):
     """A case whose rows do not depend on each other, so that they may be called in any company and order."""
 
     ROW_ARGS: ClassVar[tuple[str, ...]]  # arguments with one entry a row along axis 0
-    invariance: bool = False  # also checked for row invariance
 
     def arrangements(self, call: Call):
-        if not self.invariance:
-            return
         n = call.args["n_rows"]
         yield call, range(n), range(n)
         middle = n // 2
@@ -251,13 +249,10 @@ def measure_case(operator: Operator, case: Case) -> list[Measurement]:
     return [Measurement(names[o], e.error(outputs[o]), e.budget) for o, e in expected.items()]
 
 
-def measure_invariance(operator: Operator, case: Case) -> Measurement | None:
-    """Bytes that differ when the same rows are called in other company, order and thread counts; None if the case has
-    no such arrangements."""
+def measure_invariance(operator: Operator, case: Case) -> Measurement:
+    """Bytes that differ when the same rows are called in other company and order, with 1 and 2 threads."""
     call = case.call()
     arrangements = list(case.arrangements(call))
-    if not arrangements:
-        return None
     name = f"row_invariance.{case.name}"
     differing = 0
     try:

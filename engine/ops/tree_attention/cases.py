@@ -105,8 +105,6 @@ class TreeAttentionCase(Case):
     def arrangements(self, call: Call):
         """Each row again at the end of its path alone: as a chain (its ancestors are rows of the call), and as
         autoregressive decoding would call it (its ancestors are committed); and the first rows of the tree alone."""
-        if not self.invariance:
-            return
         n = len(self.parents)
         for rows in sorted({rows for rows in (1, 2, 7, n) if rows <= n}):
             yield (
@@ -170,10 +168,10 @@ CASES = [
     ),
     TreeAttentionCase(
         name="sharp",
-        risk="scores near 100: the maximum is not subtracted",
+        risk="scores past 88: the maximum is not subtracted",
         parents=STAR_9,
         prefix=40,
-        scale=20.0,
+        scale=60.0,
     ),
     TreeAttentionCase(
         name="long",

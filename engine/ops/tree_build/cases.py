@@ -97,7 +97,7 @@ CASES = [
     TreeBuildCase(name="chain", risk="budget of one path", logits="peaked", budget=7),
     TreeBuildCase(
         name="certain",
-        risk="log-prob 0: a prefix and its extension tie, the prefix first",
+        risk="log-prob 0: a prefix and its extension have one score",
         logits="peaked",
         budget=24,
     ),
@@ -129,10 +129,11 @@ CASES = [
     TreeBuildCase(name="token_0", risk="token id 0 taken for padding", vocab=9, special=((0, 0, 30), (1, 0, 30))),
     TreeBuildCase(
         name="minus_inf",
-        risk="-inf is never pushed",
-        vocab=6,
-        budget=20,
-        special=((0, 2, -INF), (0, 3, -INF), (0, 4, -INF), (2, 1, -INF)),
+        risk="-inf is never pushed, though the budget has room",
+        levels=2,
+        vocab=4,
+        budget=40,
+        special=((0, 2, -INF), (0, 3, -INF), (1, 1, -INF)),
     ),
     TreeBuildCase(
         name="minus_inf_level",

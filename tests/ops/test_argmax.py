@@ -1,0 +1,5 @@
+"""argmax against its numpy twin: engine/ops/argmax/cases.py names the cases and their risks."""
+
+from .harness import operator_tests
+
+test_case, test_row_invariance, test_refusal = operator_tests("argmax")

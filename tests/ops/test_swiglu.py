@@ -1,0 +1,5 @@
+"""swiglu against its numpy twin: engine/ops/swiglu/cases.py names the cases and their risks."""
+
+from .harness import operator_tests
+
+test_case, test_row_invariance, test_refusal = operator_tests("swiglu")

@@ -1,0 +1,5 @@
+"""tree_attention against its numpy twin: engine/ops/tree_attention/cases.py names the cases and their risks."""
+
+from .harness import operator_tests
+
+test_case, test_row_invariance, test_refusal = operator_tests("tree_attention")

@@ -1,0 +1,5 @@
+"""tree_build against its numpy twin: engine/ops/tree_build/cases.py names the cases and their risks."""
+
+from .harness import operator_tests
+
+test_case, test_row_invariance, test_refusal = operator_tests("tree_build")

@@ -1,0 +1,5 @@
+"""w4a16_moe_experts against its numpy twin: engine/ops/w4a16_moe_experts/cases.py names the cases and their risks."""
+
+from .harness import operator_tests
+
+test_case, test_row_invariance, test_refusal = operator_tests("w4a16_moe_experts")
