@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.bundle import BundleError, open_bundle
-from engine.evidence import read_goldens, read_run
+from engine.evidence import Golden, read_goldens, read_run
 from engine.native import Drafter, Engine, EngineError
 from reference.bundle import write_safetensors
 
@@ -50,6 +50,16 @@ def record(engine: Engine, prompt: list[int], **options) -> tuple[dict[str, np.n
     return tensors, stats
 
 
+def forced_logits(engine: Engine, golden: Golden) -> np.ndarray:
+    """[tokens, vocab]: row t is decoded after the prompt and the first t golden tokens, whatever the engine chose."""
+    rows, sequence = [], [*golden.prompt.tolist(), *golden.tokens.tolist()]
+    for end in range(len(golden.prompt), len(sequence)):
+        engine.generate(
+            sequence[:end], mode="ar", max_new_tokens=1, record=True, on_round=lambda r: rows.append(r.logits[0])
+        )
+    return np.stack(rows)
+
+
 def run(args: argparse.Namespace) -> None:
     bundle, goldens = open_bundle(args.bundle), read_goldens(args.golden)
     scripts = {}
@@ -78,6 +88,8 @@ def run(args: argparse.Namespace) -> None:
                 script=scripts.get(name, ()),
                 overrun=args.block_size if args.mode == "ar" else 0,
             )
+            if args.mode == "ar" and args.activations == "bfloat16":
+                made["forced_logits"] = forced_logits(engine, golden)
             tensors |= {f"{name}.{tensor}": array for tensor, array in made.items()}
             prompts.append({"name": name, **stats})
             print(
