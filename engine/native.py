@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from engine import contract
-from reference.config import ModelConfig
+from reference.config import ModelConfig, short
 from reference.rope import attention_factor
 
 CORE = contract.parse((Path(__file__).parent / "core" / "config.h").read_text(encoding="utf-8"), "core/config.h")
@@ -100,7 +100,7 @@ class Engine:
         EngineError naming operator or tensor and the reason, and whatever reading a tensor raises."""
         self._handle = None
         self.config, self.activations = model.config, activations
-        self._c = ctypes.CDLL(str(Path(library).resolve()))
+        self._c = _open_library(library)
         for name, result, *arguments in (
             ("error", ctypes.c_char_p),
             ("backend", ctypes.c_char_p),
@@ -116,9 +116,9 @@ class Engine:
             function.restype, function.argtypes = result, arguments
         self._call(self._c.kdtree_init)
         self.backend = self._c.kdtree_backend().decode()
-        options = _Options(context=context, block_size=block_size, tree_budget=tree_budget,
-                           prefill_chunk=prefill_chunk, activations=ACTIVATIONS[activations],
-                           drafter=DRAFTERS[drafter.kind], drafter_p=drafter.p, drafter_seed=drafter.seed)
+        options = _filled(_Options, context=context, block_size=block_size, tree_budget=tree_budget,
+                          prefill_chunk=prefill_chunk, activations=ACTIVATIONS[activations],
+                          drafter=DRAFTERS[drafter.kind], drafter_p=drafter.p, drafter_seed=drafter.seed)
         self._handle = self._build(model, options, on_loaded)
 
     def _build(self, model, options, on_loaded):
@@ -183,9 +183,10 @@ class Engine:
         carries its logits and KV rows. `overrun` rounds go on past the end of the output, for records. `on_round` sees
         every round as it ends; a true answer ends the run. Raises EngineError.
         """
-        request = _Request(mode=MODES[mode], prompt_length=len(prompt), kept=kept, max_new_tokens=max_new_tokens,
-                           n_stop_ids=len(stop_token_ids), script_length=len(script), record=record, overrun=overrun)
-        arrays = {name: np.asarray(values, np.int32) for name, values in
+        request = _filled(_Request, mode=MODES[mode], prompt_length=len(prompt), kept=kept, record=record,
+                          max_new_tokens=max_new_tokens, n_stop_ids=len(stop_token_ids), script_length=len(script),
+                          overrun=overrun)
+        arrays = {name: _token_array(name, values) for name, values in
                   (("prompt", prompt), ("stop_ids", stop_token_ids), ("script", script))}
         for name, array in arrays.items():
             setattr(request, name, array.ctypes.data)
@@ -249,7 +250,34 @@ def native_config(model: Model):
     own = {"group_size": model.group_size, "q_lora_rank": config.q_lora_rank or 0, **rope}
     shared = {field.name: getattr(config, field.name) for field in CORE.structs["ModelConfig"].fields
               if field.name not in own}
-    return _Config(**own, **shared)
+    return _filled(_Config, **own, **shared)
+
+
+def _open_library(path: str | Path) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(Path(path).resolve()))
+    except OSError as error:
+        raise EngineError(f"library: {path}: {short(error)}") from None
+    if not hasattr(library, "kdtree_create"):
+        raise EngineError(f"library: {path}: not a library of the engine")
+    return library
+
+
+def _filled(struct: type[ctypes.Structure], **values) -> ctypes.Structure:
+    """The struct; ctypes would keep the low bits of an integer that does not fit its field."""
+    made = struct(**values)
+    for name, value in values.items():
+        if isinstance(value, int) and getattr(made, name) != value:
+            raise EngineError(f"{name}: {value}: does not fit {8 * getattr(struct, name).size} bits")
+    return made
+
+
+def _token_array(what: str, tokens: list[int]) -> np.ndarray:
+    try:
+        return np.asarray(tokens, np.int32)
+    except OverflowError:
+        worst = max(tokens, key=abs)
+        raise EngineError(f"{what}: {worst}: outside every vocabulary") from None
 
 
 def _describe(name: bytes, tensor: HostTensor):

@@ -1,8 +1,10 @@
 #include "api.h"
 
 #include <memory>
+#include <new>
 
 #include "decoder.h"
+#include "limits.h"
 
 using kdtree::Decoder;
 using kdtree::Operator;
@@ -33,6 +35,9 @@ int guarded(Body&& body) {
   try {
     body();
     return 0;
+  } catch (const std::bad_alloc&) {
+    last_error = "memory: host: out of memory";
+    return 1;
   } catch (const std::exception& error) {
     last_error = error.what();
     return 1;
@@ -87,7 +92,11 @@ kdtree_engine* kdtree_create(const kdtree::ModelConfig* config, const kdtree::En
                              const kdtree::Tensor* tensors, int64_t count,
                              int32_t (*on_tensor)(void* user, int64_t index, int32_t done), void* user) {
   kdtree_engine* engine = nullptr;
-  guarded([&] { engine = new kdtree_engine{{*config, *options, {tensors, count, on_tensor, user}}, {}}; });
+  guarded([&] {
+    kdtree::check_model(*config);
+    kdtree::check_options(*options);
+    engine = new kdtree_engine{{*config, *options, {tensors, count, on_tensor, user}}, {}};
+  });
   return engine;
 }
 void kdtree_destroy(kdtree_engine* engine) { delete engine; }

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "limits.h"
+
 namespace kdtree {
 namespace {
-
-constexpr int32_t kMaxStopIds = 1024;
 
 Buffer integers(int64_t count, const char* what) { return Buffer(static_cast<size_t>(count) * sizeof(int32_t), what); }
 
@@ -43,7 +43,7 @@ Decoder::Decoder(const ModelConfig& config, const EngineOptions& options, const 
     report.state = static_cast<DecodeState*>(backend::allocate_host(sizeof(DecodeState)));
     report.tokens = static_cast<int32_t*>(backend::allocate_host(static_cast<size_t>(2 * block) * sizeof(int32_t)));
     report.event = backend::create_event();
-    if (!report.state || !report.tokens) fail("out of memory: host memory for the rounds' reports");
+    if (!report.state || !report.tokens) fail("reports of rounds: host memory: out of memory");
   }
 }
 
@@ -187,6 +187,9 @@ void Decoder::decode(const Request& request, backend::Graph rounds, bool overrun
 }
 
 void Decoder::read_kv(int64_t first, int64_t count, void* to) {
+  if (first < 0 || count < 0 || first > model_.pool_rows() - count)
+    fail("KV rows: " + std::to_string(first) + " and " + std::to_string(count) + " more: the pool has " +
+         std::to_string(model_.pool_rows()));
   const size_t row = static_cast<size_t>(model_.kv_width()) * size_of(options_.activations);
   for (int64_t layer = 0; layer < model_.config().num_hidden_layers; ++layer)
     check(backend::download(static_cast<char*>(to) + static_cast<size_t>(layer * count) * row,
@@ -197,19 +200,7 @@ void Decoder::read_kv(int64_t first, int64_t count, void* to) {
 }
 
 Result Decoder::generate(const Request& request, OnRound on_round, void* user) {
-  if (request.prompt_length < 1) fail("prompt: empty: needs at least one token");
-  if (request.prompt_length >= options_.context)
-    fail("prompt: " + std::to_string(request.prompt_length) + " tokens: the context holds " +
-         std::to_string(options_.context));
-  for (int32_t i = 0; i < request.prompt_length; ++i)
-    if (request.prompt[i] < 0 || request.prompt[i] >= model_.config().vocab_size)
-      fail("prompt: " + std::to_string(request.prompt[i]) + ": outside the vocabulary of " +
-           std::to_string(model_.config().vocab_size));
-  if (request.kept < 0 || request.kept >= request.prompt_length)
-    fail("kept: " + std::to_string(request.kept) + ": must leave at least the last of " +
-         std::to_string(request.prompt_length) + " prompt tokens");
-  if (request.max_new_tokens < 1) fail("max_new_tokens: " + std::to_string(request.max_new_tokens) + ": must be positive");
-  if (request.n_stop_ids > kMaxStopIds) fail("stop_token_ids: more than " + std::to_string(kMaxStopIds));
+  check_request(request, model_.config(), options_);
   const int32_t script_length = std::min(request.script_length, options_.context + 4 * options_.block_size);
 
   if (!ar_graph_) ar_graph_ = capture<&Decoder::ar_round>();

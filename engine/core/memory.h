@@ -19,8 +19,8 @@ class Buffer {
   Buffer() = default;
   Buffer(size_t bytes, const std::string& what) : memory_(bytes ? backend::allocate(bytes) : nullptr) {
     if (bytes && !memory_)
-      fail("out of memory: " + what + " needs " + std::to_string(bytes) + " bytes, " +
-           std::to_string(backend::free_bytes()) + " are free");
+      fail(what + ": " + std::to_string(bytes) + " bytes: out of memory, " + std::to_string(backend::free_bytes()) +
+           " are free");
   }
   Buffer(Buffer&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)) {}
   Buffer& operator=(Buffer&& other) noexcept {

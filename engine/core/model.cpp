@@ -50,6 +50,7 @@ Model::Model(const ModelConfig& config, const EngineOptions& options, const Tens
   ops_.tree_attention.plan(attention_shape_);
   ops_.argmax.plan(argmax_shape_);
 
+  kv_ = Buffer(static_cast<size_t>(c.num_hidden_layers * pool_rows_ * width) * size_of(type_), "KV pool");
   const RopeTable table = rope_table(c, positions);
   const auto upload = [&](const std::vector<float>& values, const char* what) {
     Buffer buffer(values.size() * sizeof(float), what);
@@ -74,7 +75,6 @@ Model::Model(const ModelConfig& config, const EngineOptions& options, const Tens
     shared_ = rows_of(hidden, "activations");
   }
   ops_.swiglu.plan({max_rows_, widest, type_});
-  kv_ = Buffer(static_cast<size_t>(c.num_hidden_layers * pool_rows_ * width) * size_of(type_), "KV pool");
   x_ = rows_of(hidden, "activations");
   h_ = rows_of(hidden, "activations");
   q_a_ = rows_of(c.q_lora_rank, "activations");

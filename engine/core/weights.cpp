@@ -114,13 +114,13 @@ class Loader {
   void open(const Tensor& tensor) {
     if (!source_.on_tensor) return;
     const int64_t index = &tensor - source_.tensors;
-    if (source_.on_tensor(source_.user, index, 0)) fail(std::string(tensor.name) + ": cannot be read");
+    if (source_.on_tensor(source_.user, index, 0)) fail(std::string(tensor.name) + ": data: cannot be read");
     open_.push_back(index);
   }
 
   const Tensor& tensor(const std::string& name, int64_t rows, int64_t cols) {
     const Tensor* found = find(name);
-    if (!found) fail(name + ": missing tensor");
+    if (!found) fail(name + ": missing: the config asks for this tensor");
     if (found->rows != rows || found->cols != cols)
       fail(name + ": shape: [" + std::to_string(found->rows) + ", " + std::to_string(found->cols) + "]: must be [" +
            std::to_string(rows) + ", " + std::to_string(cols) + "]");
@@ -129,7 +129,7 @@ class Loader {
   }
   const Tensor& float_tensor(const std::string& name, int64_t rows, int64_t cols = 1) {
     const Tensor& found = tensor(name, rows, cols);
-    if (found.type != kFloat32 && found.type != kBFloat16) fail(name + ": dtype: must be F32 or BF16");
+    if (found.type != kFloat32 && found.type != kBFloat16) fail(name + ": dtype " + std::to_string(found.type) + ": must be F32 or BF16");
     return found;
   }
 
@@ -175,7 +175,7 @@ class Loader {
     const int32_t group = config_.group_size;
     if (!group) fail(name + ".qw: INT4 codes, but the bundle's config has no group_size");
     tensor(name + ".qw", n, k / 8);
-    if (codes->type != kInt32) fail(name + ".qw: dtype: must be I32");
+    if (codes->type != kInt32) fail(name + ".qw: dtype " + std::to_string(codes->type) + ": must be I32");
     const Tensor& scales = float_tensor(name + ".sc", n, k / group);
     result.int4_ = true;
     result.int4_shape_ = {max_rows_, n, k, group, strides.x, strides.y, activations_, y_type, scales.type};
@@ -253,7 +253,7 @@ class Loader {
     if (!group) fail(name + "gate_proj.qw: INT4 codes, but the bundle's config has no group_size");
     const auto codes = [&](const char* which, int32_t n, int32_t k) {
       const Tensor& found = tensor(name + which + ".qw", n, k / 8);
-      if (found.type != kInt32) fail(name + which + ".qw: dtype: must be I32");
+      if (found.type != kInt32) fail(name + which + ".qw: dtype " + std::to_string(found.type) + ": must be I32");
       return static_cast<const int32_t*>(found.data);
     };
     const Tensor& gate_sc = float_tensor(name + "gate_proj.sc", width, hidden / group);

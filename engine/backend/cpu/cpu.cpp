@@ -1,8 +1,8 @@
 // The CPU backend: plain memory, no streams, and "graphs" that call their body.
-#include <unistd.h>
-
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "../backend.h"
 
@@ -10,6 +10,7 @@ namespace kdtree::backend {
 namespace {
 
 constexpr size_t kAlignment = 256;
+constexpr size_t kLarge = size_t{1} << 26;  // what is smaller is not worth asking for
 
 struct Body {
   int (*call)(void* context, Stream stream);
@@ -22,14 +23,22 @@ const char* name() { return "cpu"; }
 const char* init() { return nullptr; }
 const char* error_text(int) { return "the CPU backend reported an error"; }
 
+// Linux promises memory that it does not have and kills who uses it; so a large piece must be there now.
 void* allocate(size_t bytes) {
-  return std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
+  void* memory = nullptr;
+  if (bytes > kLarge && bytes > free_bytes()) return nullptr;
+  return posix_memalign(&memory, kAlignment, bytes ? bytes : 1) ? nullptr : memory;
 }
 void release(void* memory) { std::free(memory); }
 void* allocate_host(size_t bytes) { return allocate(bytes); }
 void release_host(void* memory) { release(memory); }
+// What new allocations may use without swapping, caches included.
 size_t free_bytes() {
-  return static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  std::ifstream file("/proc/meminfo");
+  std::string key, unit;
+  for (size_t kilobytes; file >> key >> kilobytes && std::getline(file, unit);)
+    if (key == "MemAvailable:") return kilobytes * 1024;
+  return SIZE_MAX;
 }
 
 Stream create_stream() { return nullptr; }
