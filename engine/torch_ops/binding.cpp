@@ -1,10 +1,4 @@
-// Every operator as torch.ops.kdtree.*, on LibTorch's stable ABI. Links the backend's library, which must lie beside it:
-//
-//   torch=$(python -c 'import os, torch; print(os.path.dirname(torch.__file__))')
-//   g++ -std=c++17 -O2 -fPIC -shared -fvisibility=hidden -DTORCH_TARGET_VERSION=0x020b000000000000
-//     -DKDTREE_TORCH_KEY=CPU -isystem $torch/include engine/torch_ops/binding.cpp engine/torch_ops/schemas.cpp
-//     -o results/build/cpu/libkdtree_torch_cpu.so -Lresults/build/cpu -lkdtree_cpu -L$torch/lib -ltorch_cpu
-//     -Wl,-rpath,'$ORIGIN'
+// Every operator, and decoding, as torch.ops.kdtree.*, on LibTorch's stable ABI. engine/torch_ops/build.py compiles it.
 //
 // Nothing is kept between calls. What the engine passes by pointer (n, prefix, …) is taken from sizes and arguments.
 #include <torch/csrc/stable/library.h>
@@ -465,6 +459,49 @@ Tensor draft_script(const Tensor& state, const Tensor& script, int64_t levels, i
   return logits;
 }
 
+// ---- decoding ----------------------------------------------------------------------------------------------------
+// Tokens of the rounds so far.
+struct Received {
+  int32_t* tokens;
+  int64_t room;
+};
+
+int32_t receive(void* user, const Round* round) {
+  auto& received = *static_cast<Received*>(user);
+  const int64_t count = std::min<int64_t>(round->n_tokens, received.room);
+  received.tokens = std::copy_n(round->tokens, count, received.tokens);
+  received.room -= count;
+  return 0;
+}
+
+std::tuple<Tensor, Tensor> generate(const Tensor& prompt, const Tensor& stop_ids, const Tensor& script, int64_t engine,
+                                    int64_t mode, int64_t max_new_tokens) {
+  Call call("generate", prompt);
+  call.check("prompt", prompt, kInt, {kAny});
+  call.check("stop_ids", stop_ids, kInt, {kAny});
+  call.check("script", script, kInt, {kAny});
+  call.require(engine != 0, "engine", "is null");
+  call.require(max_new_tokens >= 0, "max_new_tokens", "must not be negative");
+  const Tensor host[] = {on_host(prompt), on_host(stop_ids), on_host(script)};
+  Request request{};
+  request.prompt = data<int32_t>(host[0]);
+  request.prompt_length = rows_of(prompt);
+  request.mode = call.narrow("mode", mode);
+  request.max_new_tokens = call.narrow("max_new_tokens", max_new_tokens);
+  request.stop_ids = data<int32_t>(host[1]);
+  request.n_stop_ids = rows_of(stop_ids);
+  request.script = data<int32_t>(host[2]);
+  request.script_length = rows_of(script);
+  const Tensor tokens = host_full({max_new_tokens}, -1), counts = host_full({4}, 0);
+  Received received{mutable_data<int32_t>(tokens), max_new_tokens};
+  Result result{};
+  if (kdtree_generate(reinterpret_cast<kdtree_engine*>(engine), &request, receive, &received, &result))
+    call.throw_error(kdtree_error());
+  const int32_t values[] = {result.generated, result.committed, result.steps, result.stop_reason};
+  std::copy(std::begin(values), std::end(values), mutable_data<int32_t>(counts));
+  return {call.to_device(tokens), call.to_device(counts)};
+}
+
 }  // namespace
 }  // namespace kdtree::torch_ops
 
@@ -490,4 +527,5 @@ STABLE_TORCH_LIBRARY_IMPL(kdtree, KDTREE_TORCH_KEY, m) {
   KDTREE_IMPL(tree_accept);
   KDTREE_IMPL(kv_compact);
   KDTREE_IMPL(draft_script);
+  KDTREE_IMPL(generate);
 }

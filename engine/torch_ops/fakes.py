@@ -113,3 +113,8 @@ def _(state, accepted_rows, kv):
 @register_fake("kdtree::draft_script")
 def _(state, script, levels, vocab, kind, p, seed):
     return state.new_empty((levels, vocab), dtype=FLOAT)
+
+
+@register_fake("kdtree::generate")
+def _(prompt, stop_ids, script, engine, mode, max_new_tokens):
+    return prompt.new_empty(max_new_tokens), prompt.new_empty(4)

@@ -36,4 +36,9 @@ STABLE_TORCH_LIBRARY(kdtree, m) {
         "Tensor(c!) accepted_rows, Tensor(d!) output) -> ()");
   m.def("kv_compact(Tensor state, Tensor accepted_rows, Tensor(a!) kv) -> ()");
   m.def("draft_script(Tensor state, Tensor script, int levels, int vocab, int kind, float p, int seed) -> Tensor");
+
+  // engine: the address of a kdtree_engine of the same library. -> tokens [max_new_tokens], -1 past the end; generated,
+  // committed, steps and stop reason (the fields of Result, engine/core/config.h).
+  m.def("generate(Tensor prompt, Tensor stop_ids, Tensor script, int engine, int mode, int max_new_tokens) "
+        "-> (Tensor, Tensor)");
 }

@@ -34,7 +34,6 @@ class Call {
   Call(const char* op, const Tensor& first) : op_(op), device_(first.device()), handle_(kdtree_find_operator(op)) {
     static const int failed = kdtree_init();
     if (failed) throw_error(kdtree_error());
-    if (!handle_) throw_error("no such operator in this backend");
   }
 
   [[noreturn]] void throw_error(const std::string& what) const {
@@ -91,6 +90,8 @@ class Call {
     return torch::stable::full(sizes, static_cast<double>(value), ScalarType::Int, std::nullopt, device_);
   }
 
+  Tensor to_device(const Tensor& x) const { return x.device() == device_ ? x : torch::stable::to(x, device_); }
+
   // An int32 in the backend's memory, alive as long as this call.
   int32_t* scalar(int64_t value) {
     kept_.push_back(full({1}, value));
@@ -99,6 +100,7 @@ class Call {
 
   template <class Shape>
   void accept(const Shape& shape) const {
+    if (!handle_) throw_error("no such operator in this backend");
     if (const char* reason = kdtree_refuse(handle_, &shape)) throw_error(reason);
   }
   template <class Shape>
@@ -132,6 +134,11 @@ class Call {
 // Weights are packed from host memory.
 inline Tensor on_host(const Tensor& x) {
   return x.is_cpu() ? x : torch::stable::to(x, Device(torch::headeronly::DeviceType::CPU));
+}
+
+inline Tensor host_full(const Sizes& sizes, int64_t value) {
+  return torch::stable::full(sizes, static_cast<double>(value), ScalarType::Int, std::nullopt,
+                             Device(torch::headeronly::DeviceType::CPU));
 }
 
 template <class T>
