@@ -82,3 +82,10 @@ def test_int4_is_the_dequantised_model(small_bundle):
             tensors[stem + ".weight"] = ops.dequantize(int4.tensors[name], int4.tensors[stem + ".sc"], 32)
     twin = Model(type(int4)(int4.fields, None, tensors))
     np.testing.assert_allclose(full(Model(int4), TOKENS), full(twin, TOKENS), atol=1e-12)
+
+
+def test_kv_b_is_head_by_head_keys_then_values(small_bundle):
+    model, p = Model(small_bundle), "model.layers.0.self_attn."
+    w_uk, w_uv = model.kv_b(p)
+    rows = model.weights[p + "kv_b_proj.weight"]  # 2 heads of 8 key and 12 value rows
+    assert np.array_equal(w_uk, [rows[:8], rows[20:28]]) and np.array_equal(w_uv, [rows[8:20], rows[28:]])
