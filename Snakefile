@@ -31,3 +31,4 @@ rule all:
 
 onerror:
     discard_stale_verdicts()
+    name_failing_operators()

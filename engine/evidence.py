@@ -53,6 +53,15 @@ class Run:
     prompts: dict[str, Decoded]
 
 
+@dataclass(frozen=True)
+class Check:
+    """One operator against its numpy twin: cases of name, max_abs_error (may be inf or NaN), budget, message if any."""
+
+    operator: str
+    backend: str
+    cases: list[dict]
+
+
 def read_goldens(file: str) -> dict[str, Golden]:
     tensors, metadata = read_safetensors(Path(file))
     return {
@@ -84,7 +93,7 @@ def read_run(file: str) -> Run:
     )
 
 
-def read_check(file: str) -> list[dict]:
-    """The cases of one operator's check: name, max_abs_error (a float; may be inf or NaN), budget."""
-    cases = json.loads(Path(file).read_text())["cases"]
-    return [case | {"max_abs_error": float(case["max_abs_error"])} for case in cases]
+def read_check(file: str) -> Check:
+    check = json.loads(Path(file).read_text())
+    cases = [case | {"max_abs_error": float(case["max_abs_error"])} for case in check["cases"]]
+    return Check(check["operator"], check["backend"], cases)

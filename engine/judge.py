@@ -59,18 +59,20 @@ class Findings:
 # ---- operators -------------------------------------------------------------------------------------------------------
 
 
-def judge_checks(variant: str, checks: dict[str, str], findings: Findings) -> None:
-    """Every operator within its budgets. A NaN is over any budget, and no cases are no check."""
-    for operator, file in checks.items():
-        cases = read_check(file)
-        if not cases:
-            findings.operators.append(f"operator {operator} ({variant}): {file} has no cases")
-        for case in cases:
-            if not case["max_abs_error"] <= case["budget"]:
-                findings.operators.append(
-                    f"operator {operator} ({variant}): case {case['name']}: "
-                    f"error {case['max_abs_error']:.3g} over budget {case['budget']:.3g}"
-                )
+def judge_check(file: str, findings: Findings) -> None:
+    """One operator within its budgets. A NaN is over any budget, and no cases are no check."""
+    check = read_check(file)
+    over = [case for case in check.cases if not case["max_abs_error"] <= case["budget"]]
+    name = f"operator {check.operator} ({check.backend})"
+    if not check.cases:
+        findings.operators.append(f"{name}: no case was checked")
+    elif over:
+        first = over[0]
+        findings.operators.append(
+            f"{name}: {len(over)} of {len(check.cases)} cases over budget, first {first['name']}: "
+            f"error {first['max_abs_error']:.3g}, budget {first['budget']:.3g}"
+            + (f": {first['message']}" if first.get("message") else "")
+        )
 
 
 def judge_settings(run: Run, expected: dict, listed: list[str], findings: Findings) -> None:

@@ -1,10 +1,11 @@
 """The judge: operator checks, plain decoding against the goldens, tree decoding against plain decoding by bytes.
 
-python -m engine.verify --plan JSON --output results/<bundle>.pass
+python -m engine.verify --plan results/plans/<bundle>.json --output results/<bundle>.pass
 python -m engine.verify --replay results/cases/<bundle>/<prompt>/<step>
+python -m engine.verify --checks results/checks/*/*.json
 
-The plan (rules/common.smk) names the evidence and the tolerances; nothing else knows tolerances. The verdict is written
-only when everything holds. Otherwise: exit status 1, every failing operator, what else is wrong, then one line
+The plan names the evidence and the tolerances; nothing else knows tolerances. The verdict is written only when
+everything holds. Otherwise: exit status 1, every failing operator, what else is wrong, then one line
 `first divergence: …` and the command that replays it.
 """
 
@@ -111,7 +112,7 @@ def verdict(plan: dict, records: dict[str, dict[str, dict]], leaves: dict | None
 def evidence_files(plan: dict) -> list[str]:
     files = [plan["bundle_file"], plan["golden"], *([plan["float32_golden"]] if plan["float32_golden"] else [])]
     for evidence in plan["variants"].values():
-        files += [evidence["ar"], *evidence["ddtree"].values(), *evidence["checks"].values()]
+        files += [evidence["ar"], *evidence["ddtree"].values(), *evidence["checks"]]
     return files
 
 
@@ -119,22 +120,23 @@ def sha256(file: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def report(plan: dict, findings: Findings) -> None:
-    """Root cause first: operators, then what follows from them, then the first divergence and how to replay it."""
+def report(findings: Findings) -> None:
+    """Root cause first: operators, then what follows from them, then the first divergence."""
     for line in (*findings.operators, *findings.faults):
         print(line)
-    found = findings.divergence
-    if found:
+    if findings.divergence:
         if not findings.operators:
             print("every operator passes its check: look at what joins them (engine/core, reference/model.py)")
-        print(found)
+        print(findings.divergence)
 
 
 def judge_bundle(plan: dict, output: Path) -> Findings:
+    """The whole judgement; writes the verdict if nothing is wrong, else the case of the first divergence."""
     findings = Findings()
     goldens = read_goldens(plan["golden"])
-    for variant, evidence in plan["variants"].items():
-        judge.judge_checks(variant, evidence["checks"], findings)
+    for evidence in plan["variants"].values():
+        for file in evidence["checks"]:
+            judge.judge_check(file, findings)
     records = {variant: judge_runs(plan, variant, goldens, findings) for variant in plan["variants"]}
     leaves = None
     if plan["float32_golden"]:
@@ -142,38 +144,54 @@ def judge_bundle(plan: dict, output: Path) -> Findings:
     for variant, prompts in records.items():
         for name, record in prompts.items():
             print(plan["bundle"], summary_line(variant, name, record, len(goldens[name].tokens)))
+    report(findings)
     if findings.none:
         part = output.with_name(f"{output.name}.{os.getpid()}.part")
         part.write_text(json.dumps(verdict(plan, records, leaves), indent=2) + "\n")
         os.replace(part, output)
-        print(f"{plan['bundle']}: pass")
+    elif found := findings.divergence:
+        print(f"replay it: {write_case(plan, found.variant, found.prompt, found.step, found.row)}")
+    print(f"{plan['bundle']}: {'pass' if findings.none else 'fail'}")
+    return findings
+
+
+def judge_again(case: Path) -> Findings:
+    """Runs and judges one case of an earlier failure."""
+    findings, plan = Findings(), replay(case)
+    for variant in plan["variants"]:
+        judge_runs(plan, variant, read_goldens(plan["golden"]), findings)
+    report(findings)
+    if findings.none:
+        print(f"{case}: does not diverge any more")
+    return findings
+
+
+def judge_checks(files: list[str]) -> Findings:
+    """Operator checks alone, for when no verdict could be reached."""
+    findings = Findings()
+    for file in files:
+        judge.judge_check(file, findings)
+    report(findings)
     return findings
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--plan", type=json.loads)
+    what.add_argument("--plan", type=Path)
     what.add_argument("--replay", type=Path, metavar="CASE")
-    parser.add_argument("--output", type=Path, help="the verdict; needed with --plan")
+    what.add_argument("--checks", nargs="+", metavar="FILE")
+    parser.add_argument("--output", type=Path, help="the verdict; with --plan")
     args = parser.parse_args()
-    if args.replay:
-        plan, findings = replay(args.replay), Findings()
-        goldens = read_goldens(plan["golden"])
-        for variant in plan["variants"]:
-            judge_runs(plan, variant, goldens, findings)
-        report(plan, findings)
-        print("it diverges" if not findings.none else "it does not diverge any more")
-        return int(not findings.none)
-    findings = judge_bundle(args.plan, args.output)
-    if findings.none:
-        return 0
-    report(args.plan, findings)
-    if found := findings.divergence:
-        command = write_case(args.plan, found.variant, found.prompt, found.step, found.row)
-        print(f"replay it: {command}")
-    print(f"{args.plan['bundle']}: fail")
-    return 1
+    if args.checks:
+        findings = judge_checks(args.checks)
+    elif args.replay:
+        findings = judge_again(args.replay)
+    elif args.output:
+        findings = judge_bundle(json.loads(args.plan.read_text()), args.output)
+    else:
+        parser.error("--plan needs --output")
+    return 0 if findings.none else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 import ast
 import importlib.metadata
 import json
+import logging
 import os
 import re
 import shlex
@@ -22,6 +23,12 @@ shell.prefix(
         shlex.quote(str(Path(sys.executable).parent))
     )
 )
+
+# The scheduler's chatter would drown what the stages print.
+CHATTER = re.compile(
+    r"Select jobs to execute|Execute \d+ jobs|Using shell|Singularity containers|Assuming unrestricted"
+)
+logging.getLogger("snakemake.logging").addFilter(lambda record: not CHATTER.match(record.getMessage()))
 
 DECODE = config["decode"]
 BUNDLES = {model: {"model": model, "dtype": "float32", "quant": None} for model in config["models"]} | config["bundles"]
@@ -221,7 +228,7 @@ def evidence(bundle):
             "library": "results/build/{0}/libkdtree_{0}.so".format(backend),
             "ar": run_file(backend, activations, bundle, "ar"),
             "ddtree": {kind: run_file(backend, activations, bundle, ddtree_name(kind)) for kind in DRAFTERS},
-            "checks": {name: "results/checks/{}/{}.json".format(backend, name) for name in operators(bundle, "ddtree")},
+            "checks": ["results/checks/{}/{}.json".format(backend, name) for name in operators(bundle, "ddtree")],
             "operators": {mode: operators(bundle, mode) for mode in ("ar", "ddtree")},
         }
         for name, (backend, activations) in VARIANTS.items()
@@ -243,7 +250,7 @@ def judged_runs(wildcards):
 
 
 def judged_checks(wildcards):
-    return [file for variant in evidence(wildcards.bundle).values() for file in variant["checks"].values()]
+    return [file for variant in evidence(wildcards.bundle).values() for file in variant["checks"]]
 
 
 def float32_golden(wildcards):
@@ -252,24 +259,36 @@ def float32_golden(wildcards):
     return ["results/golden/{}.safetensors".format(bundle["model"])] if bundle["quant"] else []
 
 
-def plan(wildcards, input):
+def plan(wildcards):
+    """What to judge and how strictly: all that engine/verify.py knows."""
+    bundle = wildcards.bundle
     limits = ("max_new_tokens", "block_size", "tree_budget", "stop_token_ids", "drafter")
     return as_json(
         {
-            "bundle": wildcards.bundle,
-            "bundle_file": input.bundle,
-            "golden": input.golden,
-            "float32_golden": "".join(input.float32_golden) or None,
+            "bundle": bundle,
+            "bundle_file": "results/bundles/{}.safetensors".format(bundle),
+            "golden": "results/golden/{}.safetensors".format(bundle),
+            "float32_golden": "".join(float32_golden(wildcards)) or None,
             "prompts": [prompt["name"] for prompt in DECODE["prompts"]],
             "decode": {key: DECODE[key] for key in limits},
             "verify": config["verify"],
-            "variants": evidence(wildcards.bundle),
+            "variants": evidence(bundle),
             "versions": VERSIONS,
         }
     )
+
+
+# ---- after a failure
 
 
 def discard_stale_verdicts():
     """A verdict must not outlive the failure of what it vouches for."""
     for verdict in Path("results").glob("*.pass"):
         verdict.unlink()
+
+
+def name_failing_operators():
+    """An operator over its budget is named last of all, even when the failure kept the judge from running."""
+    checks = sorted(map(str, Path("results/checks").glob("*/*.json")))
+    if checks:
+        subprocess.run([sys.executable, "-m", "engine.verify", "--checks", *checks], stdout=sys.stderr)

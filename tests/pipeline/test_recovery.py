@@ -1,0 +1,70 @@
+"""Killed or failed calls: README's command goes on, and no verdict outlives what it vouched for."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+COMMAND = ["./ladder", "results/tiny.pass", "--cores", "2"]
+STAGES = ("weights", "golden", "compile", "link", "check", "ar", "ddtree", "verify")
+
+
+def wait_for(condition, process) -> bool:
+    """Until `condition` holds; false if the process ends before."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.002)
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("children", [False, True], ids=["orphans_go_on", "with_children"])
+def test_killed_at_every_stage(fresh, built, children):
+    """SIGKILL as soon as a job of the stage runs, for one stage after the other; then the same command finishes."""
+    for stage in STAGES:
+        folder = fresh.root / "results/logs" / stage
+        known = set(folder.rglob("*.log"))
+        with open(fresh.root / "output", "wb") as output:
+            process = subprocess.Popen(COMMAND, cwd=fresh.root, start_new_session=True, stdout=output, stderr=output)
+        started = wait_for(lambda folder=folder, known=known: set(folder.rglob("*.log")) - known, process)
+        assert started, f"ended before {stage}:\n{fresh.read('output')}"
+        os.killpg(process.pid, signal.SIGKILL) if children else process.kill()
+        process.wait()
+        assert not (fresh.root / "results/tiny.pass").exists()
+    done = subprocess.run(COMMAND, cwd=fresh.root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert fresh.read("results/tiny.pass") == built.read("results/tiny.pass")
+
+
+def test_two_calls_at_once(fresh, built):
+    """The second waits for the first, and neither fails."""
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    calls = [subprocess.Popen(COMMAND, cwd=fresh.root, **pipe) for _ in range(2)]
+    outputs = [call.communicate()[0] for call in calls]
+    assert [call.returncode for call in calls] == [0, 0], "\n".join(outputs)
+    assert sum("waiting for another ./ladder" in output for output in outputs) == 1
+    assert fresh.read("results/tiny.pass") == built.read("results/tiny.pass")
+
+
+def test_source_that_does_not_compile(ladder):
+    """The compiler's message is shown, and the verdicts from before are gone."""
+    assert (ladder.root / "results/int4_tiny.pass").exists()
+    ladder.replace("engine/ops/w4a16_gemm/cpu.cpp", "namespace kdtree {", "namespace kdtree { broken")
+    failed = ladder.snakemake("results/int4_tiny.pass")
+    assert failed.returncode != 0
+    assert "engine/ops/w4a16_gemm/cpu.cpp" in failed.stderr and "error:" in failed.stderr
+    assert not list((ladder.root / "results").glob("*.pass"))
+
+
+def test_corrupt_output_is_not_taken_for_good(ladder):
+    """A run file cut short after it was made: the judge reads it and fails."""
+    run = ladder.root / "results/runs/cpu.float32/tiny.ddtree.safetensors"
+    run.write_bytes(run.read_bytes()[:-1])
+    (ladder.root / "results/tiny.pass").unlink()
+    assert ladder.snakemake("results/tiny.pass").returncode != 0
+    assert not (ladder.root / "results/tiny.pass").exists()
