@@ -53,10 +53,17 @@ def record(engine: Engine, prompt: list[int], **options) -> tuple[dict[str, np.n
 def forced_logits(engine: Engine, golden: Golden) -> np.ndarray:
     """[tokens, vocab]: row t is decoded after the prompt and the first t golden tokens, whatever the engine chose."""
     rows, sequence = [], [*golden.prompt.tolist(), *golden.tokens.tolist()]
+    kept = 0  # the last call left the KV rows of all tokens it was given
     for end in range(len(golden.prompt), len(sequence)):
         engine.generate(
-            sequence[:end], mode="ar", max_new_tokens=1, record=True, on_round=lambda r: rows.append(r.logits[0])
+            sequence[:end],
+            mode="ar",
+            max_new_tokens=1,
+            kept=kept,
+            record=True,
+            on_round=lambda round_: rows.append(round_.logits[0]),
         )
+        kept = end
     return np.stack(rows)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.operators import Library
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="session")
