@@ -90,6 +90,28 @@ class Near:
         return float(np.max(difference, initial=0))  # NaN if any difference is
 
 
+@dataclass(frozen=True)
+class RoundedOnce:
+    """bf16 values between the roundings of `values` - tolerance and `values` + tolerance, as fp32 arithmetic of that
+    error and one rounding give them. A second rounding on the way moves some entries; they are counted."""
+
+    values: np.ndarray
+    tolerance: float
+    written: np.ndarray | bool = True
+    budget: ClassVar[float] = 0.0
+
+    def error(self, actual: np.ndarray) -> float:
+        have = load(actual)
+        low, high = bf16(self.values - self.tolerance), bf16(self.values + self.tolerance)
+        return float((~((low <= have) & (have <= high)) & self.written).sum())
+
+
+def rounded_once(near: Near, k: int = 16) -> dict[str, Near | RoundedOnce]:
+    """What is expected of output y in bf16, the rounding of a sum of k products among it."""
+    exact = near.values[np.broadcast_to(near.written, near.values.shape)]
+    return {"y": near, "y.rounding": RoundedOnce(near.values, accumulation_budget(exact, k), near.written)}
+
+
 def _bytes(array: np.ndarray) -> np.ndarray:
     """[…, itemsize] bytes of every entry."""
     array = np.ascontiguousarray(array)
@@ -158,8 +180,11 @@ class Case:
         """The inputs, the same in every process."""
         raise NotImplementedError
 
-    def expected(self, call: Call, outputs: dict[str, np.ndarray]) -> dict[str, Exact | Near]:
-        """What must come out, by output. May look at `outputs` where one output is judged by another."""
+    def expected(self, call: Call, outputs: dict[str, np.ndarray]) -> dict[str, Exact | Near | RoundedOnce]:
+        """What must come out, by output ("y"), or by output and demand ("y.rounding") where there are several.
+
+        May look at `outputs` where one output is judged by another.
+        """
         raise NotImplementedError
 
     def arrangements(self, call: Call):
@@ -238,15 +263,20 @@ class Measurement:
 
 
 def measure_case(operator: Operator, case: Case) -> list[Measurement]:
-    """One measurement an output."""
+    """One measurement an output and demand, named `case[.output][.demand]`: a single output is not named."""
     call = case.call()
     try:
         outputs = operator.run(call)
     except OperatorError as error:
         return [Measurement(case.name, float("inf"), 0.0, str(error))]
     expected = case.expected(call, outputs)
-    names = {output: case.name if len(expected) == 1 else f"{case.name}.{output}" for output in expected}
-    return [Measurement(names[o], e.error(outputs[o]), e.budget) for o, e in expected.items()]
+    single = len({key.partition(".")[0] for key in expected}) == 1
+    measurements = []
+    for key, want in expected.items():
+        output, dot, demand = key.partition(".")
+        name = f"{case.name}{dot}{demand}" if single else f"{case.name}.{key}"
+        measurements.append(Measurement(name, want.error(outputs[output]), float(want.budget)))
+    return measurements
 
 
 def measure_invariance(operator: Operator, case: Case) -> Measurement:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from engine.measure import BFLOAT16, Exact, Measurement, Near, bf16, float32_budget, load, store
+from engine.measure import BFLOAT16, Exact, Measurement, Near, RoundedOnce, bf16, float32_budget, load, store
 from engine.operators import poisoned
 
 NAN, INF = np.nan, np.inf
@@ -58,6 +58,15 @@ def test_bf16_rounds_to_nearest_even():
     assert bf16(values).tolist()[:5] == [1, 1, 1 + 2**-6, 1 + 2**-7, -1 - 2**-7]
     assert np.isinf(bf16(values)[5])
     assert load(store(f32(NAN), BFLOAT16)) != 1 and np.isnan(load(store(f32(NAN), BFLOAT16)))[0]
+
+
+def test_rounded_once():
+    exact = np.random.default_rng(1).standard_normal(1000)
+    noisy = exact * (1 + 1e-7)
+    twice = bf16(bf16(noisy / 2) + bf16(noisy / 2 + 2**-10)) - np.float32(2**-10)
+    assert RoundedOnce(exact, 1e-6).error(store(noisy, BFLOAT16)) == 0
+    assert RoundedOnce(exact, 1e-6).error(store(twice, BFLOAT16)) > 100
+    assert RoundedOnce(exact, 1e-6).error(store(np.full(1000, np.nan), BFLOAT16)) == 1000
 
 
 def test_float32_budget_is_measured_with_a_floor():

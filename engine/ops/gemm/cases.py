@@ -17,6 +17,7 @@ from engine.measure import (
     load,
     padded,
     place,
+    rounded_once,
     store,
 )
 from engine.operators import Alias, Call, Output, View
@@ -100,7 +101,8 @@ class GemmCase(RowwiseCase):
         shape = outputs["y"].shape
         b, r, c = np.ogrid[: self.batch, : self.rows, : self.n]
         y, written = place(shape, np.float64, (r * self.batch + b) * shape[2] + c, exact)
-        return {"y": Near(y, budget, written, before=added if self.add == "in_place" else None)}
+        near = Near(y, budget, written, before=added if self.add == "in_place" else None)
+        return rounded_once(near, self.k) if self.y_type == BFLOAT16 else {"y": near}
 
 
 CASES = [

@@ -17,6 +17,7 @@ from engine.measure import (
     load,
     padded,
     place,
+    rounded_once,
     store,
 )
 from engine.operators import Alias, Call, Output, View
@@ -90,7 +91,8 @@ class RopeCase(RowwiseCase):
         r, h, c = np.ogrid[: self.rows, : self.heads, : self.dim]
         index = ((r + (self.first_row or 0)) * self.heads + h) * shape[2] + self._y_gap + c
         y, written = place(shape, np.float64, index, exact)
-        return {"y": Near(y, budget, written, before=stored if self.in_place else None)}
+        near = Near(y, budget, written, before=stored if self.in_place else None)
+        return rounded_once(near) if self.type == BFLOAT16 else {"y": near}
 
 
 _SHAPE = RopeCase(name="", risk="", rows=1, heads=1, dim=16).call().shape

@@ -18,6 +18,7 @@ from engine.measure import (
     load,
     padded,
     place,
+    rounded_once,
     store,
 )
 from engine.operators import Alias, Call, Output, View
@@ -112,7 +113,8 @@ class W4a16GemmCase(RowwiseCase):
             budget = float32_budget(exact, ops.w4a16_gemm(x, qw, sc, self.group, add))
         shape = outputs["y"].shape
         y, written = place(shape, np.float64, np.arange(self.rows)[:, None] * shape[1] + np.arange(self.n), exact)
-        return {"y": Near(y, budget, written, before=added if self.add == "in_place" else None)}
+        near = Near(y, budget, written, before=added if self.add == "in_place" else None)
+        return rounded_once(near, self.k) if self.y_type == BFLOAT16 else {"y": near}
 
 
 _SHAPE = W4a16GemmCase(name="", risk="", rows=1, n=16, k=64).call().shape
