@@ -43,8 +43,9 @@ def plain_runs(library: str, bundle: OpenBundle, prompts: dict[str, list[int]], 
     """{prompt name: Plain}, by one thread with the whole prompt in one prefill call."""
     longest = max(map(len, prompts.values()))
     runs = {}
-    with Engine(library, bundle, context=longest + new_tokens, block_size=overrun, tree_budget=0,
-                prefill_chunk=longest) as engine:
+    with Engine(
+        library, bundle, context=longest + new_tokens, block_size=overrun, tree_budget=0, prefill_chunk=longest
+    ) as engine:
         set_threads(engine, 1)
         for name, prompt in prompts.items():
             made, _ = record(engine, prompt, mode="ar", max_new_tokens=new_tokens, overrun=overrun)
@@ -91,9 +92,15 @@ def cells(axes: dict[str, list], cover: str) -> list[dict]:
 def run_cell(library: str, bundle: OpenBundle, plain: dict[str, Plain], cell: dict) -> dict:
     """One engine decodes every prompt; a smaller tree follows a larger one where the drafter's script ended."""
     new_tokens = len(next(iter(plain.values())).tokens)
-    with Engine(library, bundle, context=max(len(p.prompt) for p in plain.values()) + new_tokens,
-                block_size=cell["block_size"], tree_budget=cell["tree_budget"], prefill_chunk=cell["prefill_chunk"],
-                drafter=Drafter(cell["drafter"], NOISE, 1)) as engine:
+    with Engine(
+        library,
+        bundle,
+        context=max(len(p.prompt) for p in plain.values()) + new_tokens,
+        block_size=cell["block_size"],
+        tree_budget=cell["tree_budget"],
+        prefill_chunk=cell["prefill_chunk"],
+        drafter=Drafter(cell["drafter"], NOISE, 1),
+    ) as engine:
         set_threads(engine, cell["threads"])
         results, committed, steps = [], 0, 0
         for run in plain.values():
@@ -106,20 +113,29 @@ def run_cell(library: str, bundle: OpenBundle, plain: dict[str, Plain], cell: di
 # ---- scenarios -------------------------------------------------------------------------------------------------------
 def ends_inside_paths(library: str, bundle: OpenBundle, plain: Plain, block_size: int) -> Iterator[tuple[str, dict]]:
     """A limit and a stop token on every position of the first two accepted paths."""
-    with Engine(library, bundle, context=len(plain.script), block_size=block_size, tree_budget=2 * block_size) as engine:
+    with Engine(
+        library, bundle, context=len(plain.script), block_size=block_size, tree_budget=2 * block_size
+    ) as engine:
         limits, stops = [], []
         for end in range(1, min(2 * block_size + 2, len(plain.tokens))):
             made, stats = record(engine, plain.prompt, mode="ddtree", max_new_tokens=end, script=plain.script)
             limits.append(compare(made, plain, plain.tokens[:end]) | {"reason": stats["stop_reason"] == "length"})
             stop = int(plain.tokens[end - 1])
             first = plain.tokens.tolist().index(stop) + 1
-            made, stats = record(engine, plain.prompt, mode="ddtree", max_new_tokens=len(plain.tokens),
-                                 stop_token_ids=[stop], script=plain.script)
+            made, stats = record(
+                engine,
+                plain.prompt,
+                mode="ddtree",
+                max_new_tokens=len(plain.tokens),
+                stop_token_ids=[stop],
+                script=plain.script,
+            )
             stops.append(compare(made, plain, plain.tokens[:first]) | {"reason": stats["stop_reason"] == "stop"})
     yield "limit inside a path", all_hold(limits)
     yield "stop token inside a path", all_hold(stops)
-    with Engine(library, bundle, context=len(plain.prompt) + block_size + 1, block_size=block_size,
-                tree_budget=2 * block_size) as engine:
+    with Engine(
+        library, bundle, context=len(plain.prompt) + block_size + 1, block_size=block_size, tree_budget=2 * block_size
+    ) as engine:
         made, stats = record(engine, plain.prompt, mode="ddtree", max_new_tokens=len(plain.tokens), script=plain.script)
         result = compare(made, plain, plain.tokens[: block_size + 1]) | {"reason": stats["stop_reason"] == "context"}
     yield "context ends inside a path", result
@@ -151,8 +167,14 @@ def altered_heads(library: str, bundle: OpenBundle, plain: Plain, block_size: in
         (run,) = plain_runs(library, altered, {"": plain.prompt}, len(plain.tokens), block_size).values()
         results = []
         for drafter in ("oracle", "noisy", "adversarial"):
-            with Engine(library, altered, context=len(run.script), block_size=block_size, tree_budget=2 * block_size,
-                        drafter=Drafter(drafter, NOISE, 1)) as engine:
+            with Engine(
+                library,
+                altered,
+                context=len(run.script),
+                block_size=block_size,
+                tree_budget=2 * block_size,
+                drafter=Drafter(drafter, NOISE, 1),
+            ) as engine:
                 made, _ = record(engine, run.prompt, mode="ddtree", max_new_tokens=len(run.tokens), script=run.script)
                 results.append(compare(made, run, run.tokens) | {"rule": bool(holds(made["tokens"]))})
         yield name, all_hold(results)
@@ -161,8 +183,14 @@ def altered_heads(library: str, bundle: OpenBundle, plain: Plain, block_size: in
 def long_run(library: str, bundle: OpenBundle, prompt: list[int], new_tokens: int, block_size: int) -> dict:
     """Many rounds: what a round leaves behind wrongly shows in a later one."""
     (plain,) = plain_runs(library, bundle, {"": prompt}, new_tokens, block_size).values()
-    with Engine(library, bundle, context=len(plain.script), block_size=block_size, tree_budget=2 * block_size,
-                drafter=Drafter("noisy", NOISE, 1)) as engine:
+    with Engine(
+        library,
+        bundle,
+        context=len(plain.script),
+        block_size=block_size,
+        tree_budget=2 * block_size,
+        drafter=Drafter("noisy", NOISE, 1),
+    ) as engine:
         made, _ = record(engine, prompt, mode="ddtree", max_new_tokens=new_tokens, script=plain.script)
     return compare(made, plain, plain.tokens) | {"tokens": len(made["tokens"]) == new_tokens}
 
@@ -197,19 +225,23 @@ def main() -> int:
         if index % 50 == 0 or index == len(chosen):
             print(f"{index}/{len(chosen)} cells, {time.perf_counter() - begin:.0f} s", flush=True)
     scenarios = {}
-    for name, result in itertools.chain(ends_inside_paths(args.library, bundle, scenario_run, min(8, largest)),
-                                        altered_heads(args.library, bundle, scenario_run, min(8, largest))):
+    for name, result in itertools.chain(
+        ends_inside_paths(args.library, bundle, scenario_run, min(8, largest)),
+        altered_heads(args.library, bundle, scenario_run, min(8, largest)),
+    ):
         scenarios[name] = note(name, result)
     if args.long:
-        scenarios[f"{args.long} new tokens"] = note("long run", long_run(
-            args.library, bundle, scenario_run.prompt, args.long, min(8, largest)))
+        scenarios[f"{args.long} new tokens"] = note(
+            "long run", long_run(args.library, bundle, scenario_run.prompt, args.long, min(8, largest))
+        )
     print(f"{len(chosen)} cells x {len(prompts)} prompts, {len(scenarios)} scenarios: {len(failed)} failed")
     if failed:
         return 1
     part = args.output.with_name(f"{args.output.name}.{os.getpid()}.part")
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    part.write_text(json.dumps({"cover": args.cover, "prompts": list(prompts), "scenarios": scenarios, "cells": done},
-                               indent=1))
+    part.write_text(
+        json.dumps({"cover": args.cover, "prompts": list(prompts), "scenarios": scenarios, "cells": done}, indent=1)
+    )
     os.replace(part, args.output)
     return 0
 

@@ -14,14 +14,41 @@ from reference.model import Model
 from reference.quantize import quantize_bundle
 from reference.weights import generate_bundle
 
-YARN = {"type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 64}
-BASE = {"seed": 5, "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 3, "first_k_dense_replace": 1,
-        "num_attention_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
-        "v_head_dim": 16, "intermediate_size": 96, "n_routed_experts": 8, "moe_intermediate_size": 32,
-        "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": YARN,
-        "max_position_embeddings": 512}
+YARN = {
+    "type": "yarn",
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 64,
+}
+BASE = {
+    "seed": 5,
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "intermediate_size": 96,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "rope_scaling": YARN,
+    "max_position_embeddings": 512,
+}
 VARIANTS = {
     "base": {},
     "no_q_lora": {"q_lora_rank": None},
@@ -32,8 +59,16 @@ VARIANTS = {
     "weights_not_normalised": {"norm_topk_prob": False},
     "every_second_layer_moe": {"moe_layer_freq": 2, "first_k_dense_replace": 0},
     "dense": {"first_k_dense_replace": 3},
-    "odd_widths": {"vocab_size": 301, "hidden_size": 36, "intermediate_size": 50, "moe_intermediate_size": 20,
-                   "kv_lora_rank": 20, "v_head_dim": 10, "qk_nope_head_dim": 6, "num_attention_heads": 3},
+    "odd_widths": {
+        "vocab_size": 301,
+        "hidden_size": 36,
+        "intermediate_size": 50,
+        "moe_intermediate_size": 20,
+        "kv_lora_rank": 20,
+        "v_head_dim": 10,
+        "qk_nope_head_dim": 6,
+        "num_attention_heads": 3,
+    },
 }
 PROMPT = [7, 0, 299, 41, 41, 3]
 NEW = 20
@@ -82,9 +117,14 @@ def test_tree_rounds_are_the_references(library_path, base, kind, budget):
     bundle, opened = base
     script, drafter = script_of(bundle), {"kind": kind, "p": 0.4, "seed": 3}
     expected = decode_ddtree(
-        Model(bundle), PROMPT, NEW,
-        lambda prefix: draft_script(**drafter, script=script, prefix=prefix, levels=BLOCK - 1, vocab=BASE["vocab_size"]),
-        budget)
+        Model(bundle),
+        PROMPT,
+        NEW,
+        lambda prefix: draft_script(
+            **drafter, script=script, prefix=prefix, levels=BLOCK - 1, vocab=BASE["vocab_size"]
+        ),
+        budget,
+    )
     with engine_for(library_path, opened, tree_budget=budget, drafter=Drafter(**drafter)) as engine:
         result = engine.generate(PROMPT, mode="ddtree", max_new_tokens=NEW, script=script)
         assert (result.tokens, result.steps, result.committed) == (expected.tokens, expected.steps, expected.committed)
@@ -93,12 +133,17 @@ def test_tree_rounds_are_the_references(library_path, base, kind, budget):
 def test_stop_token_inside_a_path(library_path, base):
     bundle, opened = base
     script = script_of(bundle)
-    output = script[len(PROMPT):]
+    output = script[len(PROMPT) :]
     with engine_for(library_path, opened) as engine:
         for stop in set(output):
             cut = output[: output.index(stop) + 1]
-            result = engine.generate(PROMPT, mode="ddtree", max_new_tokens=len(output), stop_token_ids=[stop], script=script)
-            assert (result.tokens, result.stop_reason) == (cut, "stop" if len(cut) < len(output) else result.stop_reason)
+            result = engine.generate(
+                PROMPT, mode="ddtree", max_new_tokens=len(output), stop_token_ids=[stop], script=script
+            )
+            assert (result.tokens, result.stop_reason) == (
+                cut,
+                "stop" if len(cut) < len(output) else result.stop_reason,
+            )
 
 
 def test_limit_inside_a_path(library_path, base):
@@ -107,7 +152,7 @@ def test_limit_inside_a_path(library_path, base):
     with engine_for(library_path, opened) as engine:
         for limit in range(1, 2 * BLOCK + 2):
             result = engine.generate(PROMPT, mode="ddtree", max_new_tokens=limit, script=script)
-            assert (result.tokens, result.stop_reason) == (script[len(PROMPT):][:limit], "length")
+            assert (result.tokens, result.stop_reason) == (script[len(PROMPT) :][:limit], "length")
 
 
 def test_context_ends_the_output(library_path, base):
@@ -116,7 +161,7 @@ def test_context_ends_the_output(library_path, base):
     with engine_for(library_path, opened, context=len(PROMPT) + 7) as engine:
         for mode in ("ar", "ddtree"):
             result = engine.generate(PROMPT, mode=mode, max_new_tokens=NEW, script=script)
-            assert (result.tokens, result.stop_reason) == (script[len(PROMPT):][:7], "context")
+            assert (result.tokens, result.stop_reason) == (script[len(PROMPT) :][:7], "context")
 
 
 def test_an_engine_can_be_used_again(library_path, base):
@@ -132,7 +177,7 @@ def test_an_engine_can_be_used_again(library_path, base):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 64])
 def test_prefill_chunks_change_no_byte(library_path, base, chunk):
-    bundle, opened = base
+    _, opened = base
     prompt = [int(t) for t in np.random.default_rng(1).integers(0, 300, 23)]
     runs = []
     for size in (chunk, 64):
@@ -145,8 +190,10 @@ def test_overrun_goes_on_past_the_end(library_path, base):
     bundle, opened = base
     script = script_of(bundle)
     with engine_for(library_path, opened) as engine:
-        made, _ = record(engine, PROMPT, mode="ar", max_new_tokens=NEW, stop_token_ids=[script[len(PROMPT) + 3]], overrun=4)
-    assert [*made["tokens"], *made["overrun"]] == script[len(PROMPT):][: len(made["tokens"]) + 4]
+        made, _ = record(
+            engine, PROMPT, mode="ar", max_new_tokens=NEW, stop_token_ids=[script[len(PROMPT) + 3]], overrun=4
+        )
+    assert [*made["tokens"], *made["overrun"]] == script[len(PROMPT) :][: len(made["tokens"]) + 4]
 
 
 def test_rounds_can_be_cancelled_and_their_errors_get_out(library_path, base):
@@ -160,14 +207,15 @@ def test_rounds_can_be_cancelled_and_their_errors_get_out(library_path, base):
 
         with pytest.raises(KeyError, match="from a round"):
             engine.generate(PROMPT, mode="ar", max_new_tokens=NEW, on_round=fail)
-        assert engine.generate(PROMPT, mode="ar", max_new_tokens=NEW).tokens == script_of(bundle)[len(PROMPT):][:NEW]
+        assert engine.generate(PROMPT, mode="ar", max_new_tokens=NEW).tokens == script_of(bundle)[len(PROMPT) :][:NEW]
 
 
 def test_a_row_of_nan_stops_the_run(library_path, base):
-    bundle, opened = base
+    _, opened = base
     head = opened.tensors["lm_head.weight"]
     broken = dataclasses.replace(
-        opened, tensors=opened.tensors | {"lm_head.weight": TensorView(head.dtype, np.full_like(head.array, np.nan))})
+        opened, tensors=opened.tensors | {"lm_head.weight": TensorView(head.dtype, np.full_like(head.array, np.nan))}
+    )
     with engine_for(library_path, broken) as engine, pytest.raises(EngineError, match="logits: NaN"):
         engine.generate(PROMPT, mode="ar", max_new_tokens=NEW)
 

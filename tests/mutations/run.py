@@ -41,8 +41,10 @@ def put_in(fault: dict, root: Path) -> None:
     """Raises SystemExit if the table is stale."""
     text = (root / fault["file"]).read_text()
     if text.count(fault["find"]) != 1:
-        raise SystemExit(f"error: {FAULTS.name}: {fault['name']}: find: stands {text.count(fault['find'])} times in "
-                         f"{fault['file']}, not once")
+        raise SystemExit(
+            f"error: {FAULTS.name}: {fault['name']}: find: stands {text.count(fault['find'])} times in "
+            f"{fault['file']}, not once"
+        )
     (root / fault["file"]).write_text(text.replace(fault["find"], fault["replace"]))
 
 
@@ -53,8 +55,15 @@ def provoke(fault: dict, targets: list[str], scratch: Path) -> tuple[bool, str]:
     else:
         command = [sys.executable, "-m", "snakemake", "--cores", "2", *targets]
     try:
-        run = subprocess.run(command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                             timeout=TIMEOUT_S, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+        run = subprocess.run(
+            command,
+            cwd=scratch,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT_S,
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+        )
     except subprocess.TimeoutExpired as timeout:
         return True, f"no end after {TIMEOUT_S} s\n{timeout.stdout or ''}"
     return run.returncode != 0, run.stdout
@@ -88,8 +97,11 @@ def main() -> int:
     for index, fault in enumerate(faults, 1):
         begin = time.perf_counter()
         rows.append(try_fault(fault, args.targets))
-        print(f"{index}/{len(faults)} {'caught' if rows[-1]['caught'] else 'NOT CAUGHT'}: {fault['name']} "
-              f"({time.perf_counter() - begin:.0f} s): {rows[-1]['by']}", flush=True)
+        print(
+            f"{index}/{len(faults)} {'caught' if rows[-1]['caught'] else 'NOT CAUGHT'}: {fault['name']} "
+            f"({time.perf_counter() - begin:.0f} s): {rows[-1]['by']}",
+            flush=True,
+        )
     caught = sum(row["caught"] for row in rows)
     print(f"score: {caught}/{len(rows)} faults caught")
     if caught < len(rows):
