@@ -2,9 +2,11 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -100,4 +102,40 @@ inline double differing_bytes(const std::vector<char>& a, const std::vector<char
   double count = a.size() == b.size() ? 0 : 1e9;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) count += a[i] != b[i];
   return count;
+}
+
+// ---- time ------------------------------------------------------------------------------------------------------------
+struct Spread {
+  double p10, median, p90;
+};
+
+// Microseconds per round: a graph of `rounds` is replayed 60 times after 5 replays to warm up.
+inline Spread time_rounds(int rounds, const std::function<void(cudaStream_t, int round)>& issue) {
+  constexpr int kReplays = 60;
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  cudaEvent_t begin, end;
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  check(cudaEventCreate(&begin), "cudaEventCreate");
+  check(cudaEventCreate(&end), "cudaEventCreate");
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  for (int round = 0; round < rounds; ++round) issue(stream, round);
+  check(cudaStreamEndCapture(stream, &graph), "capture");
+  check(cudaGraphInstantiate(&executable, graph), "instantiate");
+  std::vector<double> times;
+  for (int replay = 0; replay < kReplays + 5; ++replay) {
+    float milliseconds;
+    check(cudaEventRecord(begin, stream), "record");
+    check(cudaGraphLaunch(executable, stream), "launch");
+    check(cudaEventRecord(end, stream), "record");
+    check(cudaEventSynchronize(end), "synchronize");
+    check(cudaEventElapsedTime(&milliseconds, begin, end), "elapsed");
+    if (replay >= 5) times.push_back(1e3 * milliseconds / rounds);
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  std::sort(times.begin(), times.end());
+  return {times[kReplays / 10], times[kReplays / 2], times[kReplays * 9 / 10]};
 }

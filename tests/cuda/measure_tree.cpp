@@ -3,7 +3,6 @@
 // A graph holds 20 rounds; each first resets the counters, and that reset's own time, measured alone, is taken off.
 // "cold" rotates the logits over 16 copies (73 MB, more than an H200's L2); "warm" reads one copy.
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -17,41 +16,7 @@ using namespace kdtree;
 
 namespace {
 
-constexpr int kRounds = 20, kReplays = 60, kCopies = 16;
-
-struct Spread {
-  double p10, median, p90;
-};
-
-// Microseconds per round.
-Spread time_rounds(const std::function<void(cudaStream_t, int round)>& issue) {
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  cudaEvent_t begin, end;
-  check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  check(cudaEventCreate(&begin), "cudaEventCreate");
-  check(cudaEventCreate(&end), "cudaEventCreate");
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  for (int round = 0; round < kRounds; ++round) issue(stream, round);
-  check(cudaStreamEndCapture(stream, &graph), "capture");
-  check(cudaGraphInstantiate(&executable, graph), "instantiate");
-  std::vector<double> times;
-  for (int replay = 0; replay < kReplays + 5; ++replay) {
-    float milliseconds;
-    check(cudaEventRecord(begin, stream), "record");
-    check(cudaGraphLaunch(executable, stream), "launch");
-    check(cudaEventRecord(end, stream), "record");
-    check(cudaEventSynchronize(end), "synchronize");
-    check(cudaEventElapsedTime(&milliseconds, begin, end), "elapsed");
-    if (replay >= 5) times.push_back(1e3 * milliseconds / kRounds);
-  }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  std::sort(times.begin(), times.end());
-  return {times[kReplays / 10], times[kReplays / 2], times[kReplays * 9 / 10]};
-}
+constexpr int kCopies = 16, kRounds = 20;
 
 struct Setting {
   const char* logits;
@@ -123,7 +88,7 @@ std::string measure(const Setting& s) {
                      ", \"nodes\": " + std::to_string(n_rows - 1) + ", \"accepted\": " + std::to_string(accepted) +
                      ", \"us\": {";
   std::printf("%s L=%d V=%d B=%d, %d nodes, %d accepted:\n", s.logits, s.levels, s.vocab, s.budget, n_rows - 1, accepted);
-  const Spread nothing = time_rounds([&](cudaStream_t stream, int) { reset(stream); });
+  const Spread nothing = time_rounds(kRounds, [&](cudaStream_t stream, int) { reset(stream); });
   const auto add = [&](const char* name, const Spread& t) {
     char line[160];
     std::snprintf(line, sizeof line, "%s\"%s\": {\"p10\": %.2f, \"median\": %.2f, \"p90\": %.2f}", json.back() == '{' ? "" : ", ",
@@ -131,17 +96,17 @@ std::string measure(const Setting& s) {
     json += line;
     std::printf("  %-22s %7.2f us  (p10 %.2f, p90 %.2f)\n", name, t.median - nothing.median, t.p10 - nothing.median, t.p90 - nothing.median);
   };
-  add("tree_build.warm", time_rounds([&](cudaStream_t stream, int) { reset(stream), build(stream, 0); }));
-  add("tree_build.cold", time_rounds([&](cudaStream_t stream, int round) { reset(stream), build(stream, round % kCopies); }));
-  add("tree_accept", time_rounds([&](cudaStream_t stream, int) { reset(stream), accept(stream); }));
-  add("kv_compact", time_rounds([&](cudaStream_t stream, int) {
+  add("tree_build.warm", time_rounds(kRounds, [&](cudaStream_t stream, int) { reset(stream), build(stream, 0); }));
+  add("tree_build.cold", time_rounds(kRounds, [&](cudaStream_t stream, int round) { reset(stream), build(stream, round % kCopies); }));
+  add("tree_accept", time_rounds(kRounds, [&](cudaStream_t stream, int) { reset(stream), accept(stream); }));
+  add("kv_compact", time_rounds(kRounds, [&](cudaStream_t stream, int) {
         check(cudaMemcpyAsync(state.memory, after.memory, sizeof(DecodeState), cudaMemcpyDeviceToDevice, stream), "reset");
         compact(stream);
       }));
-  add("together.warm", time_rounds([&](cudaStream_t stream, int) {
+  add("together.warm", time_rounds(kRounds, [&](cudaStream_t stream, int) {
         reset(stream), build(stream, 0), accept(stream), compact(stream);
       }));
-  add("together.cold", time_rounds([&](cudaStream_t stream, int round) {
+  add("together.cold", time_rounds(kRounds, [&](cudaStream_t stream, int round) {
         reset(stream), build(stream, round % kCopies), accept(stream), compact(stream);
       }));
   return json + "}}";

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Builds the CUDA library and runs every check of it that needs no snakemake, on a machine with a GPU:
-#   tests/cuda/on_gpu.sh OUT [stage …]      stages: build checks decode device parity measure repeats sanitize
+#   tests/cuda/on_gpu.sh OUT [stage …]      stages: build checks decode device parity measure repeats
+#                                           mutations sanitize
 # Records (JSON) and logs go to OUT; a table is printed last. `decode` wants results/bundles and results/golden.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
-STAGES=${*:-build checks decode device parity measure repeats sanitize}
+STAGES=${*:-build checks decode device parity measure repeats mutations sanitize}
 PYTHON=${PYTHON:-python3}
 ARCHS=${ARCHS:-90a}
 BUILD=results/build/cuda
@@ -30,14 +31,14 @@ build() {
     for source in engine/backend/cuda/*.cpp engine/core/*.cpp; do
       echo "g++ $CXX -c $source -o $BUILD/${source//\//_}.o"
     done
-    for program in device measure_tree; do
+    for program in device measure_tree measure_ops; do
       echo "nvcc -std=c++17 -O1 -c tests/cuda/$program.cpp -o $BUILD/tests/$program.o"
     done
     echo "$PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output /dev/null --compile-only"
   } | parallel
   nvcc -shared -Xcompiler -fopenmp -o $LIBRARY $(for op in $OPERATORS; do echo $BUILD/$op.o; done) $BUILD/backend/*.o $BUILD/*cpp.o
-  for program in device measure_tree; do
-    nvcc -o $BUILD/$program $BUILD/tests/$program.o -Xlinker "$LIBRARY,-rpath=$PWD/$BUILD"
+  for program in device measure_tree measure_ops; do
+    nvcc -o $BUILD/$program $BUILD/tests/$program.o $LIBRARY  # found by this path, from here
   done
   grep -h -A2 -E "Compiling" "$OUT"/logs/*.ptxas | grep -E "spill|stack" | sort | uniq -c || true
 }
@@ -61,7 +62,8 @@ decode() {
 
 device() { $BUILD/device "$OUT/checks/device.json"; }
 parity() { $PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output "$OUT/checks/mma_parity.json"; }
-measure() { $BUILD/measure_tree "$OUT/tree.json"; }
+measure() { $BUILD/measure_tree "$OUT/tree.json" && $BUILD/measure_ops "$OUT/operators.json"; }
+mutations() { $PYTHON -m tests.cuda.mutations --build $BUILD --arch "${ARCHS%% *}" --output "$OUT/checks/mutations.json"; }
 
 repeats() {
   for op in $OPERATORS; do

@@ -72,13 +72,15 @@ const char* error_text(int error) { return cudaGetErrorString(static_cast<cudaEr
 
 void* allocate(size_t bytes) {
   void* memory = nullptr;
-  return or_null(cudaMalloc(&memory, bytes ? bytes : 1), memory);
+  const cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
+  return or_null(error, memory);
 }
 void release(void* memory) { cudaFree(memory); }
 
 void* allocate_host(size_t bytes) {
   void* memory = nullptr;
-  return or_null(cudaMallocHost(&memory, bytes ? bytes : 1), memory);
+  const cudaError_t error = cudaMallocHost(&memory, bytes ? bytes : 1);
+  return or_null(error, memory);
 }
 void release_host(void* memory) { cudaFreeHost(memory); }
 
@@ -89,7 +91,8 @@ size_t free_bytes() {
 
 Stream create_stream() {
   cudaStream_t stream = nullptr;
-  return or_null(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), stream);
+  const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  return or_null(error, stream);
 }
 void destroy_stream(Stream stream) { cudaStreamDestroy(cuda_stream(stream)); }
 int synchronize(Stream stream) { return cudaStreamSynchronize(cuda_stream(stream)); }
@@ -121,7 +124,8 @@ void destroy_graph(Graph graph) { cudaGraphExecDestroy(static_cast<cudaGraphExec
 
 Event create_event() {
   cudaEvent_t event = nullptr;
-  return or_null(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), event);
+  const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  return or_null(error, event);
 }
 int record(Event event, Stream stream) { return cudaEventRecord(cuda_event(event), cuda_stream(stream)); }
 int wait(Event event) { return cudaEventSynchronize(cuda_event(event)); }

@@ -2,9 +2,9 @@
 //
 //   groups   Token t of a level belongs to group t mod groups. Every group's best key, and every block's maximum and sum
 //            of exponentials in double. One pass over the logits: the floor is 4 · levels · vocab bytes.
-//   select   A block a level. The top_k best groups hold the top_k best tokens; the tokens of these groups that are not
-//            below the worst of their bests are the candidates, few more than top_k; ranking them by counting gives the
-//            top-k, and the blocks' sums its log-probs.
+//   select   A block a level. The top_k-th of a sample of the groups' bests bounds the top-k from below; the tokens that
+//            reach it are the candidates, all in the few groups whose best does. Ranking them by counting gives the top-k,
+//            the blocks' sums its log-probs.
 //   grow     One warp. A row's children are popped in rank order, so the frontier is one entry a row: its next child.
 //            Lane r mod 32 keeps row r's entry in registers; a pop is a warp-wide maximum.
 //
@@ -88,8 +88,22 @@ __global__ void __launch_bounds__(kGroupThreads)
 
 // ---- select ----------------------------------------------------------------------------------------------------------
 constexpr int kSelectThreads = 1024;
-constexpr int kMaxCandidates = 1024;  // ranked by counting; a thread each
-constexpr int kMaxTokensOfThread = 16;  // of the best groups
+constexpr int kMaxCandidates = kSelectThreads;
+constexpr int kMaxTokensOfThread = 16;  // of the chosen groups
+
+// visit(i, number of larger keys) for each of n ≤ 1024 different keys in shared memory. Every warp calls it.
+template <class Visit>
+__device__ void rank_keys(const uint64_t* keys, int n, Visit visit) {
+  int threads = 32;  // that share a key
+  while (threads > 1 && threads * n > kSelectThreads) threads /= 2;
+  const int i = static_cast<int>(threadIdx.x) / threads, part = static_cast<int>(threadIdx.x) % threads;
+  const uint64_t key = i < n ? keys[i] : 0;
+  int larger = 0;
+  if (i < n)
+    for (int other = part; other < n; other += threads) larger += keys[other] > key;
+  for (int mask = threads / 2; mask; mask /= 2) larger += __shfl_xor_sync(kAllLanes, larger, mask);
+  if (i < n && part == 0) visit(i, larger);
+}
 
 // The largest threshold that at least k of the block's keys reach: exactly k, as keys differ (0 is no key).
 template <int N>
@@ -106,93 +120,123 @@ __device__ uint64_t threshold(const uint64_t (&keys)[N], int k) {
   return threshold;
 }
 
+// Of a sample of 2 · top_k or more keys (each the best of some groups), the top_k-th: at least top_k tokens reach it,
+// 1.4 · top_k of a random level.
+__host__ __device__ constexpr int sample_size(int top_k) {
+  int size = 128;
+  while (size < 2 * top_k) size *= 2;
+  return size;
+}
+static_assert(sample_size(kMaxBudget) <= kSelectThreads, "a thread a key");
+
 template <int kGroupsOfThread>
 __global__ void __launch_bounds__(kSelectThreads)
     select(const float* all_logits, const int32_t* done, int vocab, int top_k, Scratch scratch) {
   if (*done) return;
   constexpr int n_groups = kGroupsOfThread * kSelectThreads, blocks = n_groups / kGroupsOfBlock;
-  __shared__ int chosen_groups[kMaxBudget], n_chosen, n_candidates;
-  __shared__ uint64_t candidates[kMaxCandidates];
+  __shared__ uint64_t keys[kSelectThreads], sample[kSelectThreads];
+  __shared__ uint16_t chosen_groups[n_groups];
+  __shared__ int n_chosen, n_candidates;
+  __shared__ uint64_t shared_least;
   __shared__ double log_z;
   const int64_t level = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
   const float* logits = all_logits + level * vocab;
-  if (thread == 0) n_chosen = n_candidates = 0;
 
-  // log of the sum of exponentials, relative to the level's maximum, and that maximum.
-  float largest = -INFINITY;
-  if (warp_id() == 0) {
+  uint64_t bests[kGroupsOfThread], best = 0;
+#pragma unroll
+  for (int i = 0; i < kGroupsOfThread; ++i) {
+    bests[i] = scratch.best[level * n_groups + i * kSelectThreads + thread];
+    best = max(best, bests[i]);
+  }
+  keys[thread] = best;
+  if (thread == 0) {
+    n_chosen = n_candidates = 0;
+    shared_least = 0;
+  }
+
+  // log of the sum of exponentials.
+  if (warp_id() == kSelectThreads / 32 - 1) {
     const double* sums = scratch.sums + level * blocks;
     const float* maxima = scratch.maxima + level * blocks;
-    for (int i = thread; i < blocks; i += 32) largest = fmaxf(largest, maxima[i]);
+    float largest = -INFINITY;
+    for (int i = lane_id(); i < blocks; i += 32) largest = fmaxf(largest, maxima[i]);
     largest = warp_reduce(largest, Max());
     double sum = 0;
-    for (int i = thread; i < blocks; i += 32) {
+    for (int i = lane_id(); i < blocks; i += 32) {
       const double part = sums[i];  // 0 for a block of nothing but −inf
       if (part != 0) sum += part * exp(static_cast<double>(maxima[i]) - largest);
     }
     sum = warp_reduce(sum, Add());
-    if (thread == 0) log_z = log(sum) + largest;  // −inf − inf, NaN: a level without a distribution
+    if (lane_id() == 0) log_z = log(sum) + largest;  // −inf − inf, NaN: a level without a distribution
   }
-
-  uint64_t bests[kGroupsOfThread];
-#pragma unroll
-  for (int i = 0; i < kGroupsOfThread; ++i) bests[i] = scratch.best[level * n_groups + i * kSelectThreads + thread];
-  const uint64_t least = threshold(bests, top_k);
-#pragma unroll
-  for (int i = 0; i < kGroupsOfThread; ++i)
-    if (bests[i] >= least) chosen_groups[atomicAdd(&n_chosen, 1)] = i * kSelectThreads + thread;
   __syncthreads();
 
-  // Tokens of the chosen groups: any order will do, ranks come from the keys.
-  const int tokens_of_group = ceil_div(vocab, n_groups), tokens = top_k * tokens_of_group;
-  uint64_t keys[kMaxTokensOfThread];
+  const int n_sample = sample_size(top_k);
+  if (thread < n_sample) {
+    for (int i = thread + n_sample; i < kSelectThreads; i += n_sample) best = max(best, keys[i]);
+    sample[thread] = best;
+  }
+  __syncthreads();
+  rank_keys(sample, n_sample, [&](int i, int rank) {
+    if (rank == top_k - 1) shared_least = sample[i];
+  });
+  __syncthreads();
+  uint64_t least = max(shared_least, uint64_t{1});  // where the sample has fewer keys than top_k: any key
+
+  // The tokens of the groups whose best reaches it. Any order will do: ranks come from the keys.
+#pragma unroll
+  for (int i = 0; i < kGroupsOfThread; ++i)
+    if (bests[i] >= least) chosen_groups[atomicAdd(&n_chosen, 1)] = static_cast<uint16_t>(i * kSelectThreads + thread);
+  __syncthreads();
+  if (n_chosen * ceil_div(vocab, n_groups) > kSelectThreads * kMaxTokensOfThread) {  // take only as many as needed
+    least = threshold(bests, top_k);
+    if (thread == 0) n_chosen = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kGroupsOfThread; ++i)
+      if (bests[i] >= least) chosen_groups[atomicAdd(&n_chosen, 1)] = static_cast<uint16_t>(i * kSelectThreads + thread);
+    __syncthreads();
+  }
+  const int tokens = n_chosen * ceil_div(vocab, n_groups);
+  uint64_t candidates[kMaxTokensOfThread];
   int reaching = 0;
 #pragma unroll
   for (int i = 0; i < kMaxTokensOfThread; ++i) {
     const int n = i * kSelectThreads + thread;
-    keys[i] = 0;
+    candidates[i] = 0;
     if (n < tokens) {
-      const int token = chosen_groups[n % top_k] + n / top_k * n_groups;
-      if (token < vocab) keys[i] = key_of(logits[token], token);
-      if (keys[i] < least) keys[i] = 0;
+      const int token = chosen_groups[n % n_chosen] + n / n_chosen * n_groups;
+      if (token < vocab) candidates[i] = key_of(logits[token], token);
+      if (candidates[i] < least) candidates[i] = 0;
     }
-    reaching += keys[i] != 0;
+    reaching += candidates[i] != 0;
   }
-  const int total = block_reduce(reaching, 0, Add());
-  const uint64_t cut = total > kMaxCandidates ? threshold(keys, top_k) : least;
+  if (block_reduce(reaching, 0, Add()) > kMaxCandidates) least = threshold(candidates, top_k);
 #pragma unroll
   for (int i = 0; i < kMaxTokensOfThread; ++i)
-    if (keys[i] && keys[i] >= cut) candidates[atomicAdd(&n_candidates, 1)] = keys[i];
+    if (candidates[i] && candidates[i] >= least) keys[atomicAdd(&n_candidates, 1)] = candidates[i];
   __syncthreads();
-
-  if (thread < n_candidates) {
-    const uint64_t key = candidates[thread];
-    int rank = 0;
-    for (int i = 0; i < n_candidates; ++i) rank += candidates[i] > key;
-    if (rank < top_k) {
-      const double logit = value_of(static_cast<uint32_t>(key >> 32));
-      scratch.tokens[level * top_k + rank] = index_of(key);
-      scratch.log_probs[level * top_k + rank] = static_cast<float>(logit - log_z);
-    }
-  }
+  rank_keys(keys, n_candidates, [&](int i, int rank) {
+    if (rank >= top_k) return;
+    const double logit = value_of(static_cast<uint32_t>(keys[i] >> 32));
+    scratch.tokens[level * top_k + rank] = index_of(keys[i]);
+    scratch.log_probs[level * top_k + rank] = static_cast<float>(logit - log_z);
+  });
 }
 
 // ---- grow ------------------------------------------------------------------------------------------------------------
-// A rank as bits: 1, then rank + 1 in the gamma code whose length prefix is written with ones: (length − 1) ones, a zero,
-// the digits below the leading one. Left-aligned codes order as rank tuples do, a prefix first. A node of the tree has
-// product(rank + 1) ≤ budget, as all tuples that are nowhere larger precede it; so a code has at most
-// 2 · levels + 2 · log2(2 · budget) bits.
-struct PathCode {
-  uint64_t bits;  // left-aligned
-  int length;
-};
-__device__ PathCode path_code(PathCode parent, int rank) {
-  const int digits = 31 - __clz(rank + 1);  // below the leading one
+// A rank as bits: rank + 1 in a gamma code, one more one than the digits below its leading one, a zero, these digits.
+// Left-aligned, such codes order as rank tuples do, a prefix before its extensions. A node of the tree has
+// product(rank + 1) ≤ budget, as all tuples that are nowhere larger precede it; so the code of a node or its sibling
+// has at most 2 · levels + 2 · log2(2 · budget) bits.
+__device__ int rank_digits(int rank) { return 31 - __clz(rank + 1); }
+__device__ int code_length(int rank) { return 2 * rank_digits(rank) + 2; }
+__device__ uint64_t append_rank(uint64_t bits, int length, int rank) {
+  const int digits = rank_digits(rank);
   const uint64_t ones = (uint64_t{2} << digits) - 1;
   const uint64_t code = ones << (digits + 1) | (static_cast<uint64_t>(rank + 1) ^ uint64_t{1} << digits);
-  const int length = 2 * digits + 2;
-  return {parent.bits | code << (64 - parent.length - length), parent.length + length};
+  return bits | code << ((64 - length - code_length(rank)) & 63);  // within 64 for all codes that are used
 }
 
 int code_bits(const TreeBuildShape& shape) {
@@ -201,18 +245,28 @@ int code_bits(const TreeBuildShape& shape) {
   return 2 * shape.levels + 2 * log2;
 }
 
-// The next child of a row: the frontier has one for each row.
+// The next child of a row: the frontier holds one for each row.
 struct NextChild {
   uint32_t order;  // of its score; 0: there is none
-  int rank, depth;
   float parent_score;
-  PathCode parent_code;
-  uint64_t code;
+  uint64_t code, parent_code;
+  uint32_t packed;  // row, rank, depth, length of parent_code in 10, 10, 5, 7 bits
 };
+__device__ uint32_t pack(int row, int rank, int depth, int length) {
+  return static_cast<uint32_t>(row << 22 | rank << 12 | depth << 7 | length);
+}
+__device__ int row_of(uint32_t packed) { return static_cast<int>(packed >> 22); }
+__device__ int rank_of(uint32_t packed) { return static_cast<int>(packed >> 12 & 1023); }
+__device__ int depth_of(uint32_t packed) { return static_cast<int>(packed >> 7 & 31); }
+__device__ int length_of(uint32_t packed) { return static_cast<int>(packed & 127); }
+
+// −inf and NaN are never pushed.
+__device__ uint32_t order_of(float score) { return score > -INFINITY ? ordered(score) : 0; }
 
 template <int kRowsOfLane>
 __global__ void __launch_bounds__(32) grow(TreeBuildShape shape, TreeBuildArgs args, Scratch scratch) {
   extern __shared__ float log_probs[];  // [levels, top_k]
+  __shared__ uint32_t nodes[kMaxBudget + 1];
   const int lane = lane_id(), top_k = shape.top_k;
   if (args.state->done) {
     if (lane == 0) args.state->n_rows = 0;
@@ -221,37 +275,38 @@ __global__ void __launch_bounds__(32) grow(TreeBuildShape shape, TreeBuildArgs a
   for (int i = lane; i < shape.levels * top_k; i += 32) log_probs[i] = scratch.log_probs[i];
   __syncwarp();
 
-  const auto score_of = [&](NextChild& next) {
-    next.order = 0;
-    if (next.depth > shape.levels || next.rank >= top_k) return;
-    const float score = next.parent_score + log_probs[(next.depth - 1) * top_k + next.rank];
-    if (!(score > -INFINITY)) return;
-    next.order = ordered(score);
-    next.code = path_code(next.parent_code, next.rank).bits;
-  };
   NextChild mine[kRowsOfLane];
 #pragma unroll
-  for (int i = 0; i < kRowsOfLane; ++i) mine[i].order = 0;
-  if (lane == 0) {
-    mine[0] = {0, 0, 1, 0.0f, {0, 0}, 0};
-    score_of(mine[0]);
-    args.parents[0] = -1;
-    args.depths[0] = 0;
-  }
+  for (int i = 0; i < kRowsOfLane; ++i) mine[i] = {0, 0, 0, 0, pack(0, 0, 1, 0)};
+  if (lane == 0 && shape.levels * top_k > 0)
+    mine[0] = {order_of(log_probs[0]), 0, append_rank(0, 0, 0), 0, pack(0, 0, 1, 0)};
 
   int rows = 1;
   for (; rows <= shape.budget; ++rows) {
     NextChild best = mine[0];
-    int parent = lane;
+    int slot = 0;
 #pragma unroll
     for (int i = 1; i < kRowsOfLane; ++i)
-      if (mine[i].order > best.order || (mine[i].order == best.order && mine[i].order && mine[i].code < best.code)) {
+      if (mine[i].order > best.order || (mine[i].order == best.order && mine[i].code < best.code)) {
         best = mine[i];
-        parent = 32 * i + lane;
+        slot = i;
       }
     const uint32_t order = __reduce_max_sync(kAllLanes, best.order);
     if (order == 0) break;
     unsigned winners = __ballot_sync(kAllLanes, best.order == order);
+
+    // What follows each lane's best, should it win: its next sibling takes its place, its first child joins.
+    const int rank = rank_of(best.packed), depth = depth_of(best.packed), length = length_of(best.packed);
+    const int child_length = length + code_length(rank);
+    const float score = value_of(best.order);
+    const float sibling_log_prob = rank + 1 < top_k ? log_probs[(depth - 1) * top_k + rank + 1] : -INFINITY;
+    const float child_log_prob = depth < shape.levels ? log_probs[depth * top_k] : -INFINITY;
+    const uint32_t sibling_order = order_of(best.parent_score + sibling_log_prob);
+    const uint64_t sibling_code = append_rank(best.parent_code, length, rank + 1);
+    uint32_t child_order = order_of(score + child_log_prob);
+    uint64_t child_code = best.code | uint64_t{2} << ((62 - child_length) & 63);  // of rank 0
+    const uint32_t child = pack(rows, 0, depth + 1, child_length);
+
     if (winners & (winners - 1)) {  // equal scores: the smaller code
       const uint32_t high = static_cast<uint32_t>(best.code >> 32), low = static_cast<uint32_t>(best.code);
       bool still = best.order == order;
@@ -260,28 +315,32 @@ __global__ void __launch_bounds__(32) grow(TreeBuildShape shape, TreeBuildArgs a
       winners = __ballot_sync(kAllLanes, still);
     }
     const int winner = __ffs(static_cast<int>(winners)) - 1;
-    parent = __shfl_sync(kAllLanes, parent, winner);
-    const int rank = __shfl_sync(kAllLanes, best.rank, winner), depth = __shfl_sync(kAllLanes, best.depth, winner);
-    const uint64_t parent_bits = __shfl_sync(kAllLanes, best.parent_code.bits, winner);
-    const int parent_length = __shfl_sync(kAllLanes, best.parent_code.length, winner);
-    if (lane == 0) {
-      args.parents[rows] = parent;
-      args.depths[rows] = depth;
-      args.tokens[rows] = scratch.tokens[(depth - 1) * top_k + rank];
-    }
+    const NextChild joins = {__shfl_sync(kAllLanes, child_order, winner), value_of(order),
+                             __shfl_sync(kAllLanes, child_code, winner), __shfl_sync(kAllLanes, best.code, winner),
+                             __shfl_sync(kAllLanes, child, winner)};
+    if (lane == winner) nodes[rows] = best.packed;
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      if (32 * i + lane == parent) {
-        ++mine[i].rank;
-        score_of(mine[i]);
+      if (lane == winner && i == slot) {
+        mine[i].order = sibling_order;
+        mine[i].code = sibling_code;
+        mine[i].packed = best.packed + (1 << 12);
       }
-      if (32 * i + lane == rows) {
-        mine[i] = {0, 0, depth + 1, value_of(order), path_code({parent_bits, parent_length}, rank), 0};
-        score_of(mine[i]);
-      }
+      if (32 * i + lane == rows) mine[i] = joins;
     }
   }
-  if (lane == 0) args.state->n_rows = rows;
+  __syncwarp();
+  for (int row = 1 + lane; row < rows; row += 32) {
+    const uint32_t node = nodes[row];
+    args.parents[row] = row_of(node);
+    args.depths[row] = depth_of(node);
+    args.tokens[row] = scratch.tokens[(depth_of(node) - 1) * top_k + rank_of(node)];
+  }
+  if (lane == 0) {
+    args.parents[0] = -1;
+    args.depths[0] = 0;
+    args.state->n_rows = rows;
+  }
 }
 
 // ---- the operator ----------------------------------------------------------------------------------------------------
@@ -295,7 +354,7 @@ const char* refuse(const TreeBuildShape& shape) {
   if (shape.budget > kMaxBudget) return "budget: more than 512";
   if (shape.top_k != std::min(shape.budget, shape.vocab)) return "top_k: must be min(budget, vocab)";
   if (code_bits(shape) > 64) return "levels: more than the rank tuples of this budget may have";
-  if (log_prob_bytes(shape) > 48 * 1024) return "levels: more log-probs than fit a block's shared memory";
+  if (log_prob_bytes(shape) + 4 * (kMaxBudget + 1) > 48 * 1024) return "levels: more log-probs than fit a block's shared memory";
   if (int64_t{shape.top_k} * ceil_div(shape.vocab, groups_of(shape)) > kSelectThreads * kMaxTokensOfThread)
     return "vocab: too large for this budget";
   return nullptr;
