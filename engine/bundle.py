@@ -47,6 +47,11 @@ class OpenBundle:
     group_size: int  # of INT4 weights; 0 if there are none
     tensors: dict[str, TensorView]
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(tensor.array.nbytes for tensor in self.tensors.values())
+
 
 def open_bundle(path: str | Path) -> OpenBundle:
     """Maps the file and checks header, config, and every tensor's name, shape, type and values."""

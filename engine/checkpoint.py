@@ -128,9 +128,14 @@ def read_config(folder: str | Path) -> tuple[dict, ModelConfig, int]:
         shape = ModelConfig.from_dict(text)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    quantization = text.get("quantization_config") or config.get("quantization_config")
+    quantization = quantization_of(config)
     fields = {name: value for name, value in text.items() if name in _own_fields(config)}
     return fields, shape, _group_size(quantization, fail) if quantization else 0
+
+
+def quantization_of(config: dict) -> object:
+    """config.json's description of its quantised weights, if there is one."""
+    return config.get("text_config", config).get("quantization_config") or config.get("quantization_config")
 
 
 def open_checkpoint(folder: str | Path, layers: range | None = None) -> Checkpoint:
