@@ -21,14 +21,15 @@ from engine.operators import Library
 
 
 def cases_of(name: str):
-    """The module engine/ops/<op>/cases.py: CASES and, for operators that refuse shapes, REFUSALS."""
+    """The module engine/ops/<op>/cases.py: CASES; where there are such, LARGE (cases of gigabytes) and REFUSALS."""
     return importlib.import_module(f"engine.ops.{name}.cases")
 
 
-def check(library: Library, name: str) -> list[Measurement]:
+def check(library: Library, name: str, large: bool = False) -> list[Measurement]:
     """All measurements of operator `name`: each case, row invariance, refused shapes."""
     module, operator = cases_of(name), library.operator(name)
-    measurements = [m for case in module.CASES for m in measure_case(operator, case)]
+    cases = [*module.CASES, *(getattr(module, "LARGE", ()) if large else ())]
+    measurements = [m for case in cases for m in measure_case(operator, case)]
     measurements += [measure_invariance(operator, case) for case in module.CASES if case.invariance]
     measurements += [measure_refusal(operator, refusal) for refusal in getattr(module, "REFUSALS", ())]
     return measurements
@@ -50,10 +51,11 @@ def main(arguments=None) -> int:
     parser.add_argument("--library", required=True, type=Path)
     parser.add_argument("--operator", required=True, choices=contract.operator_names(), metavar="NAME")
     parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--large", action="store_true", help="also cases of gigabytes (64 GiB of host memory)")
     options = parser.parse_args(arguments)
 
     library = Library(options.library)
-    measurements = check(library, options.operator)
+    measurements = check(library, options.operator, options.large)
     content = {
         "operator": options.operator,
         "backend": library.backend_name,

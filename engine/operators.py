@@ -127,16 +127,17 @@ class Library:
 
 
 class _Buffer:
-    """Backend memory with the bytes of `contents`, between two guards of poison."""
+    """Backend memory of `size` bytes, as `contents` has them or poison, between two guards of poison."""
 
-    def __init__(self, library: Library, contents: np.ndarray, what: str):
-        self.library, self.what, self.bytes = library, what, contents.nbytes
-        total = self.bytes + 2 * GUARD_BYTES
+    def __init__(self, library: Library, size: int, what: str, contents: np.ndarray | None = None):
+        self.library, self.what, self.bytes = library, what, size
+        total = size + 2 * GUARD_BYTES
         self._memory = library.allocate(total)
         if not self._memory:
             raise OperatorError(f"{what}: no memory for {total} bytes")
         image = poisoned(total, np.uint8)
-        image[GUARD_BYTES : GUARD_BYTES + self.bytes] = contents.reshape(-1).view(np.uint8)
+        if contents is not None:
+            image[GUARD_BYTES : GUARD_BYTES + size] = contents.reshape(-1).view(np.uint8)
         library.call(library.upload, self._memory, image.ctypes.data, total)
         self.pointer = self._memory + GUARD_BYTES
 
@@ -184,30 +185,24 @@ class Operator:
             if reason := self.refuse(call.shape):
                 raise Refused(f"{self.name}: {reason}")
 
-            def buffer(contents, what):
-                made = _Buffer(self.library, contents, f"{self.name}: {what}")
+            def buffer(size, what, contents=None):
+                made = _Buffer(self.library, size, f"{self.name}: {what}", contents)
                 stack.callback(made.release)
                 return made
 
-            scratch = []
-
-            def poison(size, what):
-                scratch.append(buffer(poisoned(size, np.uint8), what))
-                return scratch[-1].pointer
-
-            packed = None
+            workspace = buffer(self.library.workspace(self._handle, ctypes.byref(shape)), "workspace")
+            packed = packed_before = None
             if self.contract.weights is not None:
-                packed = poison(self.library.packed_bytes(self._handle, ctypes.byref(shape)), "packed")
-                self._prepare(shape, call.weights, packed)
-                packed_before = scratch[-1].read().copy()
-            workspace = poison(self.library.workspace(self._handle, ctypes.byref(shape)), "workspace")
+                packed = buffer(self.library.packed_bytes(self._handle, ctypes.byref(shape)), "packed")
+                self._prepare(shape, call.weights, packed.pointer)
+                packed_before = packed.read()
 
-            buffers, pointers = {}, {"packed": packed} if packed is not None else {}
+            buffers, pointers = {}, {"packed": packed.pointer} if packed else {}
             for name, value in call.args.items():
                 if value is None or isinstance(value, Alias):
                     continue
                 contents, offset = self._contents(name, value)
-                buffers[name] = (buffer(contents, name), contents)
+                buffers[name] = (buffer(contents.nbytes, name, contents), contents)
                 pointers[name] = buffers[name][0].pointer + offset
             for name, value in call.args.items():
                 if value is None:
@@ -216,18 +211,19 @@ class Operator:
                     pointers[name] = pointers[value.name]
             args = _fill(self.contract.args, pointers)
 
-            self.library.call(self.library.run, self._handle, ctypes.byref(shape), ctypes.byref(args), workspace)
+            self.library.call(
+                self.library.run, self._handle, ctypes.byref(shape), ctypes.byref(args), workspace.pointer
+            )
 
             outputs = {}
             for name, (made, contents) in buffers.items():
                 now = made.read()
                 if not self.contract.args.field(name).const:
-                    outputs[name] = now.view(contents.dtype).reshape(contents.shape).copy()
-                elif now.tobytes() != contents.tobytes():
+                    outputs[name] = now.view(contents.dtype).reshape(contents.shape)
+                elif not np.array_equal(now, contents.reshape(-1).view(np.uint8)):
                     raise OperatorError(f"{self.name}: {name}: an input was written")
-            for made in scratch:
-                made.read()
-            if packed is not None and scratch[0].read().tobytes() != packed_before.tobytes():
+            workspace.read()
+            if packed and not np.array_equal(packed.read(), packed_before):
                 raise OperatorError(f"{self.name}: packed: the weights were written")
             return outputs
 

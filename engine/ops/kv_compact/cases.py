@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.measure import BFLOAT16, FLOAT32, Case, Exact, padded, store
+from engine.measure import BFLOAT16, FLOAT32, Case, Exact, dtype_of, padded, store
 from engine.operators import Call, decode_state
 from reference import ddtree
 
@@ -18,9 +18,12 @@ class KvCompactCase(Case):
     pool_rows: int = 30
     max_depth: int = 7
     type: int = FLOAT32
+    sparse: bool = False  # zeros before the call's rows, so that a pool of gigabytes is quick to make
 
     def call(self) -> Call:
-        kv = store(self.rng().standard_normal((self.layers, self.pool_rows, self.width)), self.type)
+        begin = self.base if self.sparse else 0
+        kv = np.zeros((self.layers, self.pool_rows, self.width), dtype_of(self.type))
+        kv[:, begin:] = store(self.rng().standard_normal(kv[:, begin:].shape), self.type)
         state = decode_state(prefix=self.base + len(self.accepted), accepted=len(self.accepted), n_rows=1)
         return Call(
             dict(
@@ -64,4 +67,18 @@ CASES = [
     KvCompactCase(name="bf16", risk="2-byte values", accepted=(0, 2, 3, 8), type=BFLOAT16),
     KvCompactCase(name="bf16_odd_width", risk="rows at odd addresses", accepted=(0, 3, 5), width=37, type=BFLOAT16),
     KvCompactCase(name="k2", risk="61 layers of 576", accepted=(0, 2, 7), layers=61, width=576, type=BFLOAT16),
+]
+
+LARGE = [
+    KvCompactCase(
+        name="k2_64k",
+        risk="more than 2^31 elements in the pool: 32-bit offsets of high layers",
+        accepted=(0, 3, 5, 9),
+        base=65536,
+        layers=61,
+        width=576,
+        pool_rows=65553,
+        type=BFLOAT16,
+        sparse=True,
+    )
 ]

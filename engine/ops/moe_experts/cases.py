@@ -43,13 +43,9 @@ class ExpertsCase(RowwiseCase):
         """One <Op>Weights an expert."""
         raise NotImplementedError
 
-    def matrices(self, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """float32 gate, up [E, I, H] and down [E, H, I], as the operator uses them."""
+    def matrices(self, weights: list[dict]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """float32 gate, up [E, I, H] and down [E, H, I] of these experts, as the operator uses them."""
         raise NotImplementedError
-
-    def plain_matrices(self, call: Call):
-        """The matrices as plain bf16 code uses them."""
-        return tuple(bf16(m) for m in self.matrices(call))
 
     def shape(self) -> dict:
         raise NotImplementedError
@@ -91,14 +87,16 @@ class ExpertsCase(RowwiseCase):
         in_place = self.residual == "in_place"
         x, shared, residual = rows("x"), rows("shared"), rows("y" if in_place else "residual")
         experts, weights = call.args["experts"][: self.rows], call.args["weights"][: self.rows]
-        matrices = self.matrices(call)
+        used, experts = np.unique(experts, return_inverse=True)
+        experts = experts.reshape(weights.shape)
+        matrices = self.matrices([call.weights[e] for e in used])
         exact = ops.moe_experts(
             wide(x), experts, wide(weights), *(wide(m) for m in matrices), wide(shared), wide(residual)
         )
         if self.type == FLOAT32:
             budget = float32_budget(exact, ops.moe_experts(x, experts, weights, *matrices, shared, residual))
         else:
-            plain = _plain(x, experts, weights, *self.plain_matrices(call), shared, residual)
+            plain = _plain(x, experts, weights, *map(bf16, matrices), shared, residual)
             budget = bfloat16_budget(exact, plain)
         y, written = place(outputs["y"].shape, np.float64, np.arange(exact.size), exact.reshape(-1))
         return {"y": Near(y, budget, written, before=call.args["y"] if in_place else None)}
@@ -134,9 +132,9 @@ class MoeExpertsCase(ExpertsCase):
             for e in range(self.n_experts)
         ]
 
-    def matrices(self, call):
-        float_weights = tuple(load(np.stack([w[name] for w in call.weights])) for name in ("gate", "up", "down"))
-        return tuple(map(bf16, float_weights)) if self.type == BFLOAT16 else float_weights
+    def matrices(self, weights):
+        matrices = tuple(load(np.stack([w[name] for w in weights])) for name in ("gate", "up", "down"))
+        return tuple(map(bf16, matrices)) if self.type == BFLOAT16 else matrices
 
     def shape(self):
         return dict(

@@ -15,11 +15,15 @@ class W4a16MoeExpertsCase(ExpertsCase):
     group: int = 32
     scale_type: int = FLOAT32
     scales: str = "ordinary"
+    different: int | None = None  # so many different experts, repeated: quick to make; None: all differ
 
     def weights(self, rng):
         h, i = self.hidden, self.intermediate
         experts = []
         for e in range(self.n_experts):
+            if self.different and e >= self.different:
+                experts.append(dict(experts[e % self.different], expert=e))
+                continue
             gate, up, down = (
                 int4_weights(rng, shape, self.group, self.scale_type, self.scales) for shape in ((i, h), (i, h), (h, i))
             )
@@ -36,9 +40,9 @@ class W4a16MoeExpertsCase(ExpertsCase):
             )
         return experts
 
-    def matrices(self, call):
+    def matrices(self, weights):
         def stack(name):
-            return np.stack([w[name] for w in call.weights])
+            return np.stack([w[name] for w in weights])
 
         return tuple(
             ops.dequantize(stack(f"{m}_qw"), load(stack(f"{m}_sc")), self.group) for m in ("gate", "up", "down")
@@ -91,6 +95,20 @@ CASES = [
     W4a16MoeExpertsCase(name="bf16_in_place", risk="the residual is y itself", residual="in_place", **_BF16),
     W4a16MoeExpertsCase(name="bf16_float32_scales", risk="float32 scales under bf16", type=BFLOAT16),
     W4a16MoeExpertsCase(name="bf16_k2_count", risk="384 experts", n_experts=384, top_k=8, hidden=32, **_BF16),
+]
+
+LARGE = [
+    W4a16MoeExpertsCase(
+        name="k2_layer",
+        risk="a layer of K2, 1.1e10 weights: 32-bit offsets of high experts",
+        rows=6,
+        hidden=7168,
+        intermediate=2048,
+        n_experts=384,
+        top_k=8,
+        different=13,
+        **_BF16,
+    )
 ]
 
 REFUSALS = [
