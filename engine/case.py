@@ -1,4 +1,4 @@
-"""A divergence as the smallest input that shows it: one prompt, cut at the diverging row, and how to run it again."""
+"""A divergence as the smallest input that shows it: one prompt, cut at the diverging row, to run again."""
 
 import json
 import subprocess
@@ -10,10 +10,10 @@ from reference.bundle import read_safetensors, write_safetensors
 GOLDEN, CASE = "golden.safetensors", "case.json"
 
 
-def write_case(plan: dict, variant: str, prompt: str, step: int, row: int) -> str:
-    """Writes results/cases/<bundle>/<prompt>/<step>/ and returns the command that replays it."""
+def write_case(plan: dict, variant: str, prompt: str, step: int, tokens: int) -> str:
+    """Writes results/cases/<bundle>/<prompt>/<step>/, which decodes `tokens` tokens; returns the command that does."""
     folder = Path("results/cases", plan["bundle"], prompt, str(step))
-    tokens = max(row, 0) + 1
+    tokens = min(tokens, plan["decode"]["max_new_tokens"])
     tensors, _ = read_safetensors(Path(plan["golden"]))
     mine = {
         name: tensor[:tokens] if tensor.ndim and not name.endswith((".prompt", ".noise")) else tensor

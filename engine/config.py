@@ -23,7 +23,7 @@ def check(config: dict, schema_file: str | Path, sources: list[str | Path]) -> l
     if not errors:
         _fill_defaults(config, schema, schema)
         errors = [*_model_errors(config), *_bundle_errors(config), *_decode_errors(config)]
-    loaded = [(str(source), yaml.safe_load(Path(source).read_text()) or {}) for source in sources]
+    loaded = [(_shown(source), yaml.safe_load(Path(source).read_text()) or {}) for source in sources]
     return [
         f"error: {_file_of(path, loaded)}: {_dotted(path)}: {_short(value)}: {reason}" for path, value, reason in errors
     ]
@@ -159,6 +159,12 @@ def _holds(content: object, path: tuple) -> bool:
         else:
             return False
     return True
+
+
+def _shown(source: str | Path) -> str:
+    """The path as a user in the current folder would write it."""
+    path = Path(source).absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _dotted(path: tuple) -> str:

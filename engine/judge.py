@@ -17,13 +17,14 @@ class Divergence:
     """The first place where two decodings that must agree do not.
 
     `row` counts committed rows from the prompt's last token, whose logits choose the first new token; rows before it
-    are the prompt's own, negative, and belong to step 0.
+    are the prompt's own, negative, and belong to step 0. `tokens`: how many have to be decoded to see it.
     """
 
     variant: str
     run: str
     against: str
     prompt: str
+    tokens: int
     step: int
     row: int
     layer: int | str
@@ -111,17 +112,19 @@ def judge_ar(variant: str, name: str, golden: Golden, ar: Decoded, plan: dict, f
     )
     if findings.divergence:
         return record
-    layer, hint = "head", ""
+    layer, hint, visible = "head", "", row
     tensor, got, want = "tokens", *(int(x[row]) if row < len(x) else None for x in (ar.tokens, golden.tokens))
     if len(over):
         row, column = map(int, over[0])
+        visible = row
         tensor, got, want = f"logits[{column}]", ar.logits[row, column], golden.logits[row, column]
         origin = locate(plan["bundle_file"], golden, ar, row + 1, floor, factor)
         layer, hint = origin.layer, origin.hint
         if origin.position is not None:
             row = origin.position - (len(golden.prompt) - 1)
             tensor, got, want = f"kv[{origin.position}, {origin.column}]", origin.got, origin.want
-    findings.diverged(Divergence(variant, "ar", "golden", name, max(row, 0), row, layer, tensor, got, want, hint))
+    place = (visible + 1, max(row, 0), row, layer, tensor)
+    findings.diverged(Divergence(variant, "ar", "golden", name, *place, got, want, hint))
     return record
 
 
@@ -145,7 +148,7 @@ def judge_ddtree(variant: str, run: str, name: str, ar: Decoded, tree: Decoded, 
             f"bitwise_logits={record['bitwise_logits']} bitwise_kv={record['bitwise_kv']}"
         )
         row, *place = first_difference(ar, tree)
-        findings.diverged(Divergence(variant, run, "ar", name, tree.round_of(row), row, *place))
+        findings.diverged(Divergence(variant, run, "ar", name, max(row, 0) + 1, tree.round_of(row), row, *place))
     return record
 
 
@@ -166,10 +169,12 @@ def first_difference(ar: Decoded, tree: Decoded) -> tuple[int, int | str, str, o
             at = first_unequal(tree.logits[row], ar.logits[row])
             if at is not None:
                 return row, "head", f"logits[{at}]", tree.logits[row, at], ar.logits[row, at]
-    count = min(len(ar.tokens), len(tree.tokens))
-    unequal = np.flatnonzero(ar.tokens[:count] != tree.tokens[:count])
-    row = int(unequal[0]) if len(unequal) else count
-    return row, "head", "tokens", *(int(x[row]) if row < len(x) else None for x in (tree.tokens, ar.tokens))
+    if not np.array_equal(tree.tokens, ar.tokens):
+        count = min(len(tree.tokens), len(ar.tokens))
+        unequal = np.flatnonzero(tree.tokens[:count] != ar.tokens[:count])
+        row = int(unequal[0]) if len(unequal) else count
+        return row, "head", "tokens", *(int(x[row]) if row < len(x) else None for x in (tree.tokens, ar.tokens))
+    return min(len(tree.logits), len(ar.logits)), "head", "rows", len(tree.logits), len(ar.logits)
 
 
 def first_unequal(a: np.ndarray, b: np.ndarray) -> int | None:
@@ -190,7 +195,7 @@ def judge_rounds(variant: str, run: str, name: str, decoded: Decoded, findings: 
             now, then = hashlib.sha256(data.tobytes()).hexdigest(), stats[f"{tensor}_sha256"][step]
             if now != then:
                 findings.faults.append(f"{where}: {tensor} of step {step} changed after they were committed")
-                place = (step, int(start), "all", f"{tensor} sha256", now[:12], then[:12])
+                place = (len(decoded.tokens), step, int(start), "all", f"{tensor} sha256", now[:12], then[:12])
                 findings.diverged(Divergence(variant, run, "its own round", name, *place))
                 return
 
@@ -213,7 +218,7 @@ def judge_acceptance(
         least, due, most = (rows_on_path(logits, budget + slack, script[prefix + 1 :]) for slack in (-1, 0, 1))
         if not least <= accepted <= most:
             findings.faults.append(f"{variant} {run}, prompt {name}: step {step} accepts {accepted} rows, not {due}")
-            place = (step, row + min(accepted, due), "head", "accepted rows", accepted, due)
+            place = (row + due + 1, step, row + min(accepted, due), "head", "accepted rows", accepted, due)
             findings.diverged(Divergence(variant, run, "the drafted tree", name, *place))
             return
 

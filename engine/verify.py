@@ -150,7 +150,7 @@ def judge_bundle(plan: dict, output: Path) -> Findings:
         part.write_text(json.dumps(verdict(plan, records, leaves), indent=2) + "\n")
         os.replace(part, output)
     elif found := findings.divergence:
-        print(f"replay it: {write_case(plan, found.variant, found.prompt, found.step, found.row)}")
+        print(f"replay it: {write_case(plan, found.variant, found.prompt, found.step, found.tokens)}")
     print(f"{plan['bundle']}: {'pass' if findings.none else 'fail'}")
     return findings
 

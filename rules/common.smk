@@ -13,8 +13,11 @@ from pathlib import Path
 sys.path.insert(0, workflow.basedir)
 from engine.config import check, float_bundle
 
-if errors := check(config, Path(workflow.basedir, "config.schema.yaml"), workflow.configfiles):
+config_file, *overlays = reversed(workflow.configfiles)
+if errors := check(config, Path(workflow.basedir, "config.schema.yaml"), [config_file, *reversed(overlays)]):
     sys.exit("\n".join(errors))
+if config["device"] == "cuda":
+    sys.exit('error: config.yaml: device: "cuda": the ladder runs the CPU backend only')
 
 # `python` and the tools are those of snakemake's own environment, activated or not. Threads that wait sleep: jobs share
 # the cores, and a spinning one would hold up another's.

@@ -86,7 +86,7 @@ def fresh(tmp_path) -> Ladder:
     (venv / "bin/python").symlink_to(sys.executable)
     (venv / "lib").symlink_to(Path(sys.prefix) / "lib")
     (venv / "pyvenv.cfg").write_text(f"home = {os.path.dirname(os.path.realpath(sys.executable))}\n")
-    stamp = "cat envs/requirements.txt envs/requirements.txt envs/constraints.txt | sha256sum >.venv/requirements.sha256"
-    subprocess.run(stamp, shell=True, cwd=root, check=True)
+    installed = "cat envs/requirements.txt envs/constraints.txt | sha256sum >.venv/requirements.sha256"
+    subprocess.run(installed, shell=True, cwd=root, check=True)
     yield Ladder(root)
     shutil.rmtree(root)
