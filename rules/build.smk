@@ -40,3 +40,21 @@ checkpoint link:
         " && for object in {input.operators}; do sha256sum < $object > ${{object%.o}}.sha256; done"
         " && cat {input.core} {input.interface} | sha256sum > {output.core}"
         " && cat {input.interface} | sha256sum > {output.interface}; }} 2>&1 | tee {log} >&2"
+
+
+# The operators as torch.ops.kdtree.*, a library beside the backend's. No verdict needs it, nor torch.
+rule torch_extension:
+    input:
+        py=py_sources("engine/torch_ops/build.py"),
+        sources=TORCH_SOURCES,
+        library=ancient("results/build/{backend}/libkdtree_{backend}.so"),
+    output:
+        "results/build/{backend}/libkdtree_torch_{backend}.so",
+    log:
+        "results/logs/torch_extension/{backend}.log",
+    benchmark:
+        "results/benchmarks/torch_extension/{backend}.tsv"
+    params:
+        env=TORCH,
+    shell:
+        "python -m engine.torch_ops.build --library {input.library} --output {output} 2>&1 | tee {log} >&2"

@@ -122,6 +122,7 @@ VERSIONS = {
     "g++": subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip(),
 }
 NUMPY = "numpy {numpy}".format(**VERSIONS)
+TORCH = "".join(found.version for found in importlib.metadata.distributions(name="torch"))
 
 # Contraction is off because it would let two instances of one kernel round differently (docs/numerics.md).
 CXX_FLAGS = "-std=c++17 -O3 -fPIC -fopenmp -ffp-contract=off -DNDEBUG -Wall -Wextra -Wno-psabi"
@@ -167,6 +168,11 @@ def unit_source(wildcards):
 
 def unit_headers(wildcards):
     return c_headers(UNITS[wildcards.unit])
+
+
+TORCH_SOURCES = sorted(
+    {file for path in Path("engine/torch_ops").glob("*.cpp") for file in [str(path), *c_headers(str(path))]}
+)
 
 
 def objects(units):

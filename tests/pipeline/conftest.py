@@ -1,69 +1,19 @@
-"""Copies of the repository in which the ladder is driven as a user drives it."""
+"""Copies of the repository: built once, and from there a copy a test."""
 
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
-
-ROOT = Path(__file__).resolve().parents[2]
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".snakemake", "results", "__pycache__", ".*_cache", ".hypothesis")
-VERDICTS = ("results/tiny.pass", "results/int4_tiny.pass")  # one float bundle, and what is quantised from it
-
-
-@dataclass
-class Ladder:
-    """One copy. `run` drives it; `ran` also tells which jobs ran, by the logs that they rewrote."""
-
-    root: Path
-
-    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "snakemake", "--cores", "4", *arguments]
-        return subprocess.run(command, cwd=self.root, capture_output=True, text=True)
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess:
-        done = self.snakemake(*arguments)
-        assert done.returncode == 0, done.stderr
-        return done
-
-    def ran(self, *arguments: str) -> set[str]:
-        """The jobs of a successful call, as `<rule>/<wildcards>`."""
-        before = self.logs()
-        self.run(*arguments)
-        return {job for job, time in self.logs().items() if before.get(job) != time}
-
-    def logs(self) -> dict[str, int]:
-        folder = self.root / "results/logs"
-        return {str(log.relative_to(folder).with_suffix("")): log.stat().st_mtime_ns for log in folder.rglob("*.log")}
-
-    def read(self, file: str) -> str:
-        return (self.root / file).read_text()
-
-    def append(self, file: str, text: str) -> None:
-        with open(self.root / file, "a") as f:
-            f.write(text)
-
-    def replace(self, file: str, old: str, new: str) -> None:
-        """Edits the one place where `old` stands."""
-        text = self.read(file)
-        assert text.count(old) == 1, f"{file}: {text.count(old)} times {old!r}"
-        (self.root / file).write_text(text.replace(old, new))
-
-    def overlay(self, content: dict) -> list[str]:
-        """The arguments that put `content` over config.yaml."""
-        (self.root / "overlay.yaml").write_text(yaml.safe_dump(content))
-        return ["--configfile", "overlay.yaml", "--"]
+from driver import VERDICTS, Ladder, copy_sources
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory) -> Ladder:
     """Two verdicts, made once; copy before editing."""
-    ladder = Ladder(tmp_path_factory.mktemp("built") / "copy")
-    shutil.copytree(ROOT, ladder.root, ignore=NOT_COPIED)
+    ladder = copy_sources(tmp_path_factory.mktemp("built") / "copy")
     ladder.run(*VERDICTS)
     return ladder
 
@@ -79,14 +29,13 @@ def ladder(built, tmp_path) -> Ladder:
 @pytest.fixture
 def fresh(tmp_path) -> Ladder:
     """A clean copy for `./ladder`, with this interpreter's packages standing in for the ones it would install."""
-    root = tmp_path / "copy"
-    shutil.copytree(ROOT, root, ignore=NOT_COPIED)
-    venv = root / ".venv"
+    ladder = copy_sources(tmp_path / "copy")
+    venv = ladder.root / ".venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin/python").symlink_to(sys.executable)
     (venv / "lib").symlink_to(Path(sys.prefix) / "lib")
     (venv / "pyvenv.cfg").write_text(f"home = {os.path.dirname(os.path.realpath(sys.executable))}\n")
     installed = "cat envs/requirements.txt envs/constraints.txt | sha256sum >.venv/requirements.sha256"
-    subprocess.run(installed, shell=True, cwd=root, check=True)
-    yield Ladder(root)
-    shutil.rmtree(root)
+    subprocess.run(installed, shell=True, cwd=ladder.root, check=True)
+    yield ladder
+    shutil.rmtree(ladder.root)

@@ -1,7 +1,7 @@
 """README's table of what an edit reruns: the jobs that ran, and no other. Verdicts are cheap and not counted."""
 
 import pytest
-from conftest import VERDICTS
+from driver import VERDICTS
 
 BUNDLES = ("tiny", "int4_tiny")
 NEW_SYMBOL = '\nextern "C" const int kdtree_edited = 1;\n'  # the object changes, its arithmetic does not

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import yaml
-from conftest import ROOT
+from driver import ROOT
 
 from engine.config import check
 
