@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from jsonschema import Draft202012Validator
 
-from reference.config import ModelConfig
+from reference.config import ModelConfig, short
 
 Error = tuple[tuple, object, str]  # path of the field, its value, what is wrong with it
 
@@ -172,5 +172,4 @@ def _dotted(path: tuple) -> str:
 
 
 def _short(value: object, limit: int = 60) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return short(json.dumps(value, ensure_ascii=False), limit)

@@ -23,7 +23,7 @@ LEAST, MOST = 1e-30, 1e30  # a real: float32 holds it
 
 def short(value: object, limit: int = 80) -> str:
     """A value from a file as part of one line: control characters escaped, the middle of a long one left out."""
-    text = str(value)
+    text = str(value) or "''"
     if len(text) > limit:
         text = f"{text[: limit // 2]}…{text[-limit // 4 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -98,7 +98,8 @@ class ModelConfig:
         rope = config.get(where) or {}
         _require(isinstance(rope, Mapping), where, rope, "must be a map")
         theta = {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
-        c = ModelConfig(**_read(ModelConfig, {**config, **theta}), yarn=_read_yarn(rope, where))
+        given = {name: value for name, value in {**config, **theta}.items() if name != "yarn"}
+        c = ModelConfig(**_read(ModelConfig, given), yarn=_read_yarn(rope, where))
         _check(c)
         heads, kv_heads = c.num_attention_heads, config.get("num_key_value_heads") or c.num_attention_heads
         _require(kv_heads == heads, "num_key_value_heads", kv_heads, f"must equal num_attention_heads ({heads})")

@@ -173,7 +173,7 @@ class Loader {
       return result;
     }
     const int32_t group = config_.group_size;
-    if (!group) fail(name + ".qw: INT4 codes, but the bundle's config has no group_size");
+    if (!group) fail(name + ".qw: INT4 codes: the config has no group_size");
     tensor(name + ".qw", n, k / 8);
     if (codes->type != kInt32) fail(name + ".qw: dtype " + std::to_string(codes->type) + ": must be I32");
     const Tensor& scales = float_tensor(name + ".sc", n, k / group);
@@ -250,7 +250,7 @@ class Loader {
     const Reading reading(*this);
     const ModelConfig& c = config_;
     const int32_t hidden = c.hidden_size, width = c.moe_intermediate_size, group = c.group_size;
-    if (!group) fail(name + "gate_proj.qw: INT4 codes, but the bundle's config has no group_size");
+    if (!group) fail(name + "gate_proj.qw: INT4 codes: the config has no group_size");
     const auto codes = [&](const char* which, int32_t n, int32_t k) {
       const Tensor& found = tensor(name + which + ".qw", n, k / 8);
       if (found.type != kInt32) fail(name + which + ".qw: dtype " + std::to_string(found.type) + ": must be I32");
