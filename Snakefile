@@ -19,6 +19,8 @@ include: "rules/check.smk"  # every operator against its numpy twin
 include: "rules/run.smk"  # the engine decodes: plain (ar) and with a draft tree (ddtree)
 include: "rules/verify.smk"  # the judge: results/<bundle>.pass, or the first divergence
 include: "rules/report.smk"  # all verdicts on one page
+include: "rules/sanitize.smk"  # the checks under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+include: "rules/fuzz.smk"  # mutated bundles, configs and arguments
 include: "rules/bench.smk"  # what an edit costs
 
 
