@@ -20,16 +20,18 @@ def command(library: Path, output: Path) -> list[str]:
     """The compiler's call. The backend is that of the library's name, lib<name>_<backend>.so."""
     backend = library.stem.rpartition("_")[2]
     sources = ["binding.cpp", *(["schemas.cpp"] if backend == "cpu" else [])]
+    define, link = (["-DUSE_CUDA"], ["-ltorch_cuda"]) if backend == "cuda" else ([], [])
     folder = Path(torch.__file__).parent
     return [
         *("g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-DNDEBUG", "-Wall", "-Wextra"),
         f"-DTORCH_TARGET_VERSION={TARGET_VERSION}",
         f"-DKDTREE_TORCH_KEY={backend.upper()}",
+        *define,
         *("-isystem", str(folder / "include")),
         *(str(SOURCES / source) for source in sources),
         *("-o", str(output)),
         *(f"-L{library.parent}", f"-l{library.stem.removeprefix('lib')}"),
-        *(f"-L{folder / 'lib'}", "-ltorch_cpu", "-Wl,--no-undefined", "-Wl,-rpath,$ORIGIN"),
+        *(f"-L{folder / 'lib'}", "-ltorch_cpu", *link, "-Wl,--no-undefined", "-Wl,-rpath,$ORIGIN"),
     ]
 
 

@@ -1,5 +1,6 @@
 // What every binding needs: checks that name operator, argument and reason; outputs; one call of a native operator.
 #pragma once
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -32,6 +33,9 @@ class Call {
  public:
   // `first` fixes the device that all other tensors must be on.
   Call(const char* op, const Tensor& first) : op_(op), device_(first.device()), handle_(kdtree_find_operator(op)) {
+    static const Device initialised = device_;  // the backend's device is the one that is current when it is initialised
+    require(device_ == initialised, "device", "must be that of the first call in this process");
+    if (!device_.is_cpu()) guard_.emplace(device_.index());
     static const int failed = kdtree_init();
     if (failed) throw_error(kdtree_error());
   }
@@ -110,6 +114,7 @@ class Call {
   }
   template <class Shape, class Weights>
   void prepare(const Shape& shape, const Weights& weights, const Tensor& packed) const {
+    finish_queued();
     if (kdtree_prepare(handle_, &shape, &weights, packed.mutable_data_ptr())) throw_error(kdtree_error());
   }
   template <class Shape>
@@ -121,12 +126,23 @@ class Call {
   void run(const Shape& shape, const Args& args) const {
     accept(shape);
     const Tensor workspace = empty({static_cast<int64_t>(kdtree_workspace(handle_, &shape))}, ScalarType::Byte);
+    finish_queued();
     if (kdtree_run(handle_, &shape, &args, workspace.mutable_data_ptr())) throw_error(kdtree_error());
   }
 
  private:
+  // A native call runs on a stream of its own and ends before it returns; what torch has queued must be done first.
+  void finish_queued() const {
+#ifdef USE_CUDA
+    void* stream = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream));
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_cuda_stream_synchronize(stream, device_.index()));
+#endif
+  }
+
   const char* op_;
   Device device_;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
   const kdtree_operator* handle_;
   std::vector<Tensor> kept_;
 };
