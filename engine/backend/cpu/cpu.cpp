@@ -1,4 +1,6 @@
 // The CPU backend: plain memory, no streams, and "graphs" that call their body.
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -10,6 +12,7 @@ namespace kdtree::backend {
 namespace {
 
 constexpr size_t kAlignment = 256;
+constexpr size_t kHugePage = size_t{1} << 21;
 constexpr size_t kLarge = size_t{1} << 26;  // what is smaller is not worth asking for
 
 struct Body {
@@ -27,7 +30,10 @@ const char* error_text(int) { return "the CPU backend reported an error"; }
 void* allocate(size_t bytes) {
   void* memory = nullptr;
   if (bytes > kLarge && bytes > free_bytes()) return nullptr;
-  return posix_memalign(&memory, kAlignment, bytes ? bytes : 1) ? nullptr : memory;
+  const bool large = bytes > kLarge;
+  if (posix_memalign(&memory, large ? kHugePage : kAlignment, bytes ? bytes : 1)) return nullptr;
+  if (large) madvise(memory, bytes, MADV_HUGEPAGE);  // weights: first touched at once, then read all the time
+  return memory;
 }
 void release(void* memory) { std::free(memory); }
 void* allocate_host(size_t bytes) { return allocate(bytes); }
