@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, workflow.basedir)
 from engine.config import check, float_bundle
+from engine.sanitize import FLAVOURS, compile_flags
 
 config_file, *overlays = reversed(workflow.configfiles)
 if errors := check(config, Path(workflow.basedir, "config.schema.yaml"), [config_file, *reversed(overlays)]):
@@ -220,6 +221,37 @@ DDTREE_OPTIONS = "{} --tree-budget {}".format(AR_OPTIONS, DECODE["tree_budget"])
 def drafter(wildcards):
     kind = wildcards.drafter.lstrip(".") or DECODE["drafter"]["kind"]
     return as_json(DECODE["drafter"] | {"kind": kind})
+
+
+# ---- sanitize
+
+SANITIZED_UNITS = UNITS | {"openmp": "engine/sanitize/openmp.cpp"}
+SUBJECTS = [*OPERATORS, "decode"]
+
+
+def sanitized_source(wildcards):
+    return SANITIZED_UNITS[wildcards.unit]
+
+
+def sanitized_headers(wildcards):
+    return c_headers(SANITIZED_UNITS[wildcards.unit])
+
+
+def sanitized_flags(wildcards):
+    return compile_flags(CXX_FLAGS, wildcards.flavour)
+
+
+def sanitizer(wildcards):
+    return FLAVOURS[wildcards.flavour]
+
+
+def subject_sources(wildcards):
+    cases = [] if wildcards.subject == "decode" else ["engine/ops/{}/cases.py".format(wildcards.subject)]
+    return py_sources("engine/sanitize/__main__.py", "engine/sanitize/subject.py", *cases)
+
+
+def subject_bundles(wildcards):
+    return expand("results/bundles/{bundle}.safetensors", bundle=BUNDLES) if wildcards.subject == "decode" else []
 
 
 # ---- verify

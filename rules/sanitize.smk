@@ -1,41 +1,5 @@
 # The checks of every operator, and decoding, with the CPU library under AddressSanitizer and UndefinedBehaviorSanitizer
 # (flavour `address`) and under ThreadSanitizer (`thread`): results/sanitize.json, only if all is clean.
-from engine.sanitize import FLAVOURS, compile_flags
-
-SANITIZED_UNITS = UNITS | {"openmp": "engine/sanitize/openmp.cpp"}
-SUBJECTS = [*OPERATORS, "decode"]
-
-
-wildcard_constraints:
-    flavour="|".join(FLAVOURS),
-    subject="|".join(SUBJECTS),
-
-
-def sanitized_source(wildcards):
-    return SANITIZED_UNITS[wildcards.unit]
-
-
-def sanitized_headers(wildcards):
-    return c_headers(SANITIZED_UNITS[wildcards.unit])
-
-
-def sanitized_flags(wildcards):
-    return compile_flags(CXX_FLAGS, wildcards.flavour)
-
-
-def sanitizer(wildcards):
-    return FLAVOURS[wildcards.flavour]
-
-
-def subject_sources(wildcards):
-    cases = [] if wildcards.subject == "decode" else ["engine/ops/{}/cases.py".format(wildcards.subject)]
-    return py_sources("engine/sanitize/__main__.py", "engine/sanitize/subject.py", *cases)
-
-
-def subject_bundles(wildcards):
-    return expand("results/bundles/{bundle}.safetensors", bundle=BUNDLES) if wildcards.subject == "decode" else []
-
-
 rule sanitize_compile:
     input:
         source=sanitized_source,
@@ -81,6 +45,8 @@ rule sanitize:
         "results/logs/sanitize/{flavour}/{subject}.log",
     benchmark:
         "results/benchmarks/sanitize/{flavour}/{subject}.tsv"
+    wildcard_constraints:
+        subject=one_of(SUBJECTS),
     params:
         env=NUMPY,
     shell:
