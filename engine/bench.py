@@ -22,10 +22,12 @@ EDIT = 'extern "C" const int kdtree_edited = 1;\n'  # a new symbol: the object c
 
 
 def snakemake(folder: Path, cores: int, *targets: str) -> float:
-    """Wall-clock seconds of one call. Raises CalledProcessError if the ladder fails."""
+    """Wall-clock seconds of one call. Raises SystemExit with its output if it fails."""
     command = [sys.executable, "-m", "snakemake", "--cores", str(cores), *targets]
     start = time.perf_counter()
-    subprocess.run(command, cwd=folder, check=True)
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(done.stdout)
     return round(time.perf_counter() - start, 2)
 
 

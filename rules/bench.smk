@@ -7,5 +7,7 @@ rule bench_ladder:
     benchmark:
         "results/benchmarks/bench/ladder.tsv"
     threads: 8
+    params:
+        bundle="".join(QUANTISED_BUNDLES[-1:]),
     shell:
-        "python -m engine.bench --cores {threads} --output {output} 2>&1 | tee {log} >&2"
+        "python -m engine.bench --cores {threads} --bundle {params.bundle} --output {output} 2>&1 | tee {log} >&2"
