@@ -99,31 +99,77 @@ void far_key(Record& record) {
   record.add("offsets.key_past_2^31", differing);
 }
 
-// A pool of all layers past 2^32 elements: the last layer's rows must move.
+// A pool of all layers past 2^32 elements, at an odd address: the last layer's rows must move.
 void last_layer(Record& record) {
   const int layers = 61, width = 576, pool_rows = 131072 + 65, base = 131072;
   const KvCompactShape shape{layers, width, pool_rows, 7, kBFloat16};
-  Buffer kv(static_cast<size_t>(layers) * pool_rows * width * 2);
+  Buffer kv((static_cast<size_t>(layers) * pool_rows * width + 1) * 2);
   std::vector<std::vector<uint16_t>> rows;
   const std::vector<int32_t> accepted{0, 2, 5, 64};
   for (int layer : {0, layers - 1})
     for (int row : accepted) {
       rows.push_back(normal_bf16(width));
-      kv.put((static_cast<size_t>(layer) * pool_rows + base + row) * width, rows.back());
+      kv.put((static_cast<size_t>(layer) * pool_rows + base + row) * width + 1, rows.back());
     }
   DecodeState state{};
   state.prefix = base + 4;
   state.accepted = 4;
   const Buffer state_at(std::vector<DecodeState>{state}), accepted_at(accepted);
-  const KvCompactArgs args{state_at.as<DecodeState>(), accepted_at.as<int32_t>(), kv.memory};
+  const KvCompactArgs args{state_at.as<DecodeState>(), accepted_at.as<int32_t>(), kv.as<uint16_t>(1)};
   run(kv_compact, &shape, &args, Buffer(kv_compact.workspace(&shape)));
   double differing = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     const size_t layer = i < 4 ? 0 : layers - 1;
-    const auto moved = kv.get<uint16_t>((layer * pool_rows + base + i % 4) * width, width);
+    const auto moved = kv.get<uint16_t>((layer * pool_rows + base + i % 4) * width + 1, width);
     for (int c = 0; c < width; ++c) differing += moved[c] != rows[i][c];
   }
   record.add("offsets.layer_past_2^32", differing);
+}
+
+// ---- row invariance over many keys --------------------------------------------------------------------------------------
+
+// Rows of a tree, with keys enough for several splits, against each row's path run alone as a chain, and against the
+// same call made for a longer context.
+void rows_of_a_tree(Record& record) {
+  const int heads = 3, rank = 64, rope = 16, width = rank + rope, rows = 9;
+  const std::vector<int32_t> parents{-1, 0, 0, 1, 1, 2, 3, 6, 0}, depths{0, 1, 1, 2, 2, 2, 3, 4, 1};
+  const auto q_latent = normal_bf16(rows * heads * rank), q_rope = normal_bf16(rows * heads * rope);
+  double differing = 0, differing_in_longer = 0;
+  for (int prefix : {0, 100, 127, 128, 250, 600, 2100}) {
+    const auto kv = normal_bf16(static_cast<size_t>(prefix + rows) * width);
+    const auto attend = [&](const std::vector<int32_t>& path, const std::vector<int32_t>& parent, const std::vector<int32_t>& depth, int context) {
+      const int n = static_cast<int>(path.size());
+      const TreeAttentionShape shape{n, heads, rank, rope, heads * rope, rope, context, kBFloat16, 0.1f};
+      std::vector<uint16_t> latent, roped, pool(kv.begin(), kv.begin() + prefix * width);
+      for (int row : path) {
+        latent.insert(latent.end(), q_latent.begin() + row * heads * rank, q_latent.begin() + (row + 1) * heads * rank);
+        roped.insert(roped.end(), q_rope.begin() + row * heads * rope, q_rope.begin() + (row + 1) * heads * rope);
+        pool.insert(pool.end(), kv.begin() + (prefix + row) * width, kv.begin() + (prefix + row + 1) * width);
+      }
+      const Buffer n_rows(std::vector<int32_t>{n}), prefix_at(std::vector<int32_t>{prefix}), parents_at(parent), depths_at(depth),
+          latent_at(latent), roped_at(roped), pool_at(pool), y(latent.size() * 2), workspace(tree_attention.workspace(&shape));
+      const TreeAttentionArgs args{n_rows.as<int32_t>(),    prefix_at.as<int32_t>(), parents_at.as<int32_t>(),
+                                   depths_at.as<int32_t>(), latent_at.memory,        roped_at.memory,
+                                   pool_at.memory,          y.memory};
+      run(tree_attention, &shape, &args, workspace);
+      return y.get();
+    };
+    std::vector<int32_t> all;
+    for (int row = 0; row < rows; ++row) all.push_back(row);
+    const auto tree = attend(all, parents, depths, prefix + rows);
+    differing_in_longer += differing_bytes(tree, attend(all, parents, depths, 8 * prefix + 1000));
+    const size_t row_bytes = static_cast<size_t>(heads) * rank * 2;
+    for (int row = 0; row < rows; ++row) {
+      std::vector<int32_t> path, chain, depth;
+      for (int node = row; node >= 0; node = parents[static_cast<size_t>(node)]) path.insert(path.begin(), node);
+      for (size_t i = 0; i < path.size(); ++i) chain.push_back(static_cast<int32_t>(i) - 1), depth.push_back(static_cast<int32_t>(i));
+      const auto alone = attend(path, chain, depth, prefix + rows);
+      differing += differing_bytes({tree.begin() + row * row_bytes, tree.begin() + (row + 1) * row_bytes},
+                                   {alone.end() - row_bytes, alone.end()});
+    }
+  }
+  record.add("row_invariance.tree_against_chains", differing);
+  record.add("row_invariance.longer_context", differing_in_longer);
 }
 
 // ---- repeats and streams -----------------------------------------------------------------------------------------------
@@ -242,6 +288,7 @@ int main(int count, char** arguments) {
   if (count != 2) return std::fprintf(stderr, "usage: device <output.json>\n"), 2;
   if (const char* reason = backend::init()) return std::fprintf(stderr, "%s\n", reason), 1;
   Record record;
+  rows_of_a_tree(record);
   repeats_and_streams(record);
   last_of_384_experts(record);
   large_gemm(record);

@@ -28,28 +28,28 @@ class Mutation:
     name: str
     operator: str  # whose object is compiled again and whose checks run
     edits: tuple[tuple[str, str, str], ...]
-    device: bool = False  # noticed by the program `device`, not by the operator's cases
+    by: str = "cases"  # what is to notice it: the operator's cases, the program `device`, or `racecheck` over the cases
 
 
-def one(name, operator, old, new, file=None, device=False):
-    return Mutation(name, operator, ((file or f"{operator}/cuda.cu", old, new),), device)
+def one(name, operator, old, new, file=None, by="cases"):
+    return Mutation(name, operator, ((file or f"{operator}/cuda.cu", old, new),), by)
 
 
 MUTATIONS = [
     one("missing_barrier_tile", "tree_attention", "      __syncthreads();\n\n      float4 dot", "\n      float4 dot"),
     one("missing_barrier_scan", "moe_experts", "    __syncthreads();\n    pairs_before[expert] += p;",
-        "    pairs_before[expert] += p;", "cuda/experts.cuh"),
+        "    pairs_before[expert] += p;", "cuda/experts.cuh", by="racecheck"),
     one("gather_off_by_one", "tree_attention", "path[j - prefix]", "path[max(j - prefix - 1, 0)]"),
     one("gather_by_row", "tree_attention", "path[j - prefix]", "(j - prefix)"),
     one("last_key_left_out", "tree_attention", "args.depths[row] + 1;", "args.depths[row];"),
     one("stale_partials", "tree_attention", "const int splits = ceil_div(keys, keys_per_split(keys));",
-        "const int splits = max_splits;"),
+        "const int splits = max_splits;", by="device"),
     Mutation("split_by_rows", "tree_attention", (
         ("tree_attention/cuda.cu", "const int first_key = split * keys_per_split(keys), last_key = min(keys, first_key "
          "+ keys_per_split(keys));", "const int size = keys_per_split(keys) * (n_rows > 1 ? 2 : 1), first_key = split * "
          "size, last_key = min(keys, first_key + size);"),
         ("tree_attention/cuda.cu", "ceil_div(keys, keys_per_split(keys));",
-         "ceil_div(keys, keys_per_split(keys) * (*args.n_rows > 1 ? 2 : 1));"))),
+         "ceil_div(keys, keys_per_split(keys) * (*args.n_rows > 1 ? 2 : 1));")), by="device"),
     one("keys_past_the_end", "tree_attention", "begin + lane < last_key ?", "begin + lane < last_key + 1 ?"),
     one("rope_by_row", "rope", "args.depths[row]", "row"),
     Mutation("ties_to_the_higher_index", "argmax", (
@@ -61,22 +61,23 @@ MUTATIONS = [
         "cuda/dot.cuh"),
     one("rows_past_n", "gemm", "if (r < rows && output < shape.n)", "if (output < shape.n)"),
     one("sum_by_rows", "gemm", "for (int eight = lane_id(); 8 * eight < k; eight += 32) {",
-        "for (int eight = lane_id() ^ (rows > 1); 8 * eight < k; eight += 32) {", "cuda/dot.cuh"),
+        "for (int eight = (lane_id() + (rows > 1)) % 32; 8 * eight < k; eight += 32) {", "cuda/dot.cuh"),
     one("offset_32_experts", "w4a16_moe_experts", "const int64_t before = (3 * expert + which) * one_matrix;",
-        "const int before = static_cast<int>((3 * expert + which) * one_matrix);", device=True),
+        "const int before = static_cast<int>((3 * expert + which) * one_matrix);", by="device"),
     one("offset_32_compact", "kv_compact", "(blockIdx.y * pool_rows + base) * width",
-        "static_cast<int>((blockIdx.y * pool_rows + base) * width)", device=True),
+        "static_cast<int>((blockIdx.y * pool_rows + base) * width)", by="device"),
     one("offset_32_key", "tree_attention", "kv[pool_row * width + c]", "kv[static_cast<int>(pool_row * width) + c]",
-        device=True),
-    one("offset_32_gemm", "gemm", "{w + i * padded}", "{w + static_cast<int>(i * padded)}", "cuda/dot.cuh", device=True),
+        by="device"),
+    one("offset_32_gemm", "gemm", "{w + i * padded}", "{w + static_cast<int>(i * padded)}", "cuda/dot.cuh", by="device"),
     one("compact_off_by_one", "kv_compact", "int64_t{state->prefix} - accepted", "int64_t{state->prefix} - accepted + 1"),
     one("accept_past_the_limit", "tree_accept", "max(before.limit - before.generated, 1)", "count"),
     one("accept_past_the_stop", "tree_accept", "min(count, first_stop + 1)", "count"),
     one("runs_on_when_done", "tree_accept", "after.done == kRunning ? 1 : 0", "1"),
     one("accept_any_child", "tree_accept", "args.tokens[row] == args.next_tokens[parent]", "true"),
-    one("tree_ties_by_the_larger_tuple", "tree_build", "high == __reduce_min_sync(kAllLanes, still ? high : 0xFFFFFFFFu)",
-        "high == __reduce_max_sync(kAllLanes, still ? high : 0)"),
-    one("tree_pushes_nan_levels", "tree_build", "if (logit != -INFINITY)", "if (logit > -INFINITY)"),
+    one("tree_ties_by_the_larger_tuple", "tree_build", "its.bits < code",
+        "its.bits > code || code == ~uint64_t{0}"),
+    one("tree_ties_by_the_later_row", "tree_build", "if (equal > 1)", "if (equal < 0)"),
+    one("tree_pushes_nan_levels", "tree_build", "if (loaded[i] != -INFINITY)", "if (loaded[i] > -INFINITY)"),
     one("tree_forgets_a_candidate", "tree_build", "larger += keys[other] > key", "larger += keys[other] >= key"),
     one("route_by_unbiased", "moe_route", "scores[e] + args.bias[e]", "scores[e]"),
     one("route_groups_by_best", "moe_route", "best + value_of(static_cast<uint32_t>(second >> 32))", "best"),
@@ -112,15 +113,19 @@ def noticed(mutation: Mutation, build: Path, arch: str, work: Path) -> str | Non
     objects = [path for path in (*build.glob("*.o"), *build.glob("backend/*.o")) if path.stem != mutation.operator]
     subprocess.run(["nvcc", "-shared", "-Xcompiler", "-fopenmp", "-o", library, changed, *objects], check=True)
     record = work / "record.json"
-    command = [build / "device", record] if mutation.device else [
+    command = [build / "device", record] if mutation.by == "device" else [
         sys.executable, "-m", "engine.check", "--library", library, "--operator", mutation.operator, "--output", record]
+    if mutation.by == "racecheck":
+        command = ["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9", *command]
     try:
         # From `work`: the program finds the library by its path below the folder it runs in.
-        ended = subprocess.run(command, cwd=work if mutation.device else REPOSITORY, capture_output=True, text=True,
+        ended = subprocess.run(command, cwd=work if mutation.by == "device" else REPOSITORY, capture_output=True, text=True,
                                timeout=120, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
     except subprocess.TimeoutExpired:
         return "a run without end"
-    return first_above(record) if ended.returncode == 0 else f"error: {ended.stderr.strip().splitlines()[-1]}"
+    if ended.returncode:
+        return "racecheck" if mutation.by == "racecheck" else f"error: {ended.stderr.strip().splitlines()[-1]}"
+    return first_above(record)
 
 
 def main() -> None:

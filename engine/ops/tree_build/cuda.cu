@@ -5,11 +5,11 @@
 //   select   A block a level. The top_k-th of a sample of the groups' bests bounds the top-k from below; the tokens that
 //            reach it are the candidates, all in the few groups whose best does. Ranking them by counting gives the top-k,
 //            the blocks' sums its log-probs.
-//   grow     One warp. A row's children are popped in rank order, so the frontier is one entry a row: its next child.
-//            Lane r mod 32 keeps row r's entry in registers; a pop is a warp-wide maximum.
+//   grow     One warp. A row's children are popped in rank order, so the frontier is one score a row: its next child's.
+//            Lane r mod 32 keeps row r's in a register; a pop is a warp-wide maximum, and its place is the parent row.
 //
 // A key (numbers.cuh) is a logit and its token in one integer, so there are no ties: a level of equal logits is as
-// cheap as any. A rank tuple is a bit string that orders as the tuple does: `path_code`.
+// cheap as any. A rank tuple is a bit string that orders as the tuple does: `Code`.
 #include "../cuda/numbers.cuh"
 #include "../cuda/operator.cuh"
 #include "../cuda/reduce.cuh"
@@ -26,16 +26,17 @@ constexpr int kMaxBudget = 512;
 constexpr int kGroupsOfBlock = 64;
 constexpr int kTokensAtOnce = 4;  // of a group, by threads of a block
 constexpr int kGroupThreads = kGroupsOfBlock * kTokensAtOnce;
+constexpr int kLoads = 32;  // of a thread, in flight together
 
 // 16 groups or more for one wanted token: then few groups hold two of the best.
 int groups_of(const TreeBuildShape& shape) { return shape.top_k <= 128 ? 2048 : 8192; }
 
 struct Scratch {
-  uint64_t* best;   // [levels, groups]
-  double* sums;     // [levels, groups / kGroupsOfBlock]: of exp(logit − maximum)
-  float* maxima;    // [levels, groups / kGroupsOfBlock]
+  uint64_t* best;    // [levels, groups]
+  double* sums;      // [levels, groups / kGroupsOfBlock]: of exp(logit − maximum)
+  float* maxima;     // [levels, groups / kGroupsOfBlock]
   float* log_probs;  // [levels, top_k]
-  int32_t* tokens;  // [levels, top_k]
+  int32_t* tokens;   // [levels, top_k]
 
   Scratch(const TreeBuildShape& shape, const TreeBuildArgs& args, void* workspace) {
     const int64_t groups = int64_t{shape.levels} * groups_of(shape), blocks = groups / kGroupsOfBlock;
@@ -53,43 +54,54 @@ struct Scratch {
   }
 };
 
+// sum · exp(from − to), where an empty sum stays empty although its maximum is −inf.
+__device__ double rescale(double sum, float from, float to) {
+  return sum == 0 ? 0.0 : sum * exp(static_cast<double>(from) - to);
+}
+
 __global__ void __launch_bounds__(kGroupThreads)
     groups(const float* all_logits, const int32_t* done, int vocab, int n_groups, Scratch scratch) {
   if (*done) return;
   const int level = static_cast<int>(blockIdx.y), block = static_cast<int>(blockIdx.x);
   const float* logits = all_logits + int64_t{level} * vocab;
   const int group = block * kGroupsOfBlock + static_cast<int>(threadIdx.x) % kGroupsOfBlock;
-  const int part = static_cast<int>(threadIdx.x) / kGroupsOfBlock;
-  const int first = group + part * n_groups, step = kTokensAtOnce * n_groups;
+  const int part = static_cast<int>(threadIdx.x) / kGroupsOfBlock, step = kTokensAtOnce * n_groups;
 
   uint64_t best = 0;
-#pragma unroll 8
-  for (int t = first; t < vocab; t += step) best = max(best, key_of(logits[t], t));
+  float largest = -INFINITY;
+  double sum = 0;
+  for (int first = group + part * n_groups; first < vocab; first += kLoads * step) {
+    float loaded[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) loaded[i] = first + i * step < vocab ? logits[first + i * step] : -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      if (first + i * step < vocab) best = max(best, key_of(loaded[i], first + i * step));
+    const float before = largest;
+    largest = value_of(static_cast<uint32_t>(best >> 32));  // NaN if there is nothing else: so are the sums
+    sum = rescale(sum, before, largest);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      if (loaded[i] != -INFINITY) sum += exp(static_cast<double>(loaded[i]) - largest);
+  }
+
   __shared__ uint64_t best_of_part[kGroupThreads];
   best_of_part[threadIdx.x] = best;
-  const float largest = block_reduce(best ? value_of(static_cast<uint32_t>(best >> 32)) : -INFINITY, -INFINITY, Max());
+  const float block_largest = block_reduce(largest, -INFINITY, Max());
   if (part == 0) {
     for (int p = 1; p < kTokensAtOnce; ++p) best = max(best, best_of_part[threadIdx.x + p * kGroupsOfBlock]);
     scratch.best[int64_t{level} * n_groups + group] = best;
   }
-
-  double sum = 0;
-#pragma unroll 8
-  for (int t = first; t < vocab; t += step) {
-    const float logit = logits[t];
-    if (logit != -INFINITY) sum += exp(static_cast<double>(logit) - largest);  // NaN where the level has one
-  }
-  sum = block_reduce(sum, 0.0, Add());
+  sum = block_reduce(rescale(sum, largest, block_largest), 0.0, Add());
   if (threadIdx.x == 0) {
     scratch.sums[level * gridDim.x + block] = sum;
-    scratch.maxima[level * gridDim.x + block] = largest;
+    scratch.maxima[level * gridDim.x + block] = block_largest;
   }
 }
 
 // ---- select ----------------------------------------------------------------------------------------------------------
 constexpr int kSelectThreads = 1024;
 constexpr int kMaxCandidates = kSelectThreads;
-constexpr int kMaxTokensOfThread = 16;  // of the chosen groups
 
 // visit(i, number of larger keys) for each of n ≤ 1024 different keys in shared memory. Every warp calls it.
 template <class Visit>
@@ -105,21 +117,6 @@ __device__ void rank_keys(const uint64_t* keys, int n, Visit visit) {
   if (i < n && part == 0) visit(i, larger);
 }
 
-// The largest threshold that at least k of the block's keys reach: exactly k, as keys differ (0 is no key).
-template <int N>
-__device__ uint64_t threshold(const uint64_t (&keys)[N], int k) {
-  uint64_t threshold = 0;
-  for (int bit = 63; bit >= 0; --bit) {
-    const uint64_t higher = threshold | uint64_t{1} << bit;
-    int count = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) count += __syncthreads_count(keys[i] >= higher);
-    if (count >= k) threshold = higher;
-    if (count == k) break;
-  }
-  return threshold;
-}
-
 // Of a sample of 2 · top_k or more keys (each the best of some groups), the top_k-th: at least top_k tokens reach it,
 // 1.4 · top_k of a random level.
 __host__ __device__ constexpr int sample_size(int top_k) {
@@ -130,7 +127,7 @@ __host__ __device__ constexpr int sample_size(int top_k) {
 static_assert(sample_size(kMaxBudget) <= kSelectThreads, "a thread a key");
 
 template <int kGroupsOfThread>
-__global__ void __launch_bounds__(kSelectThreads)
+__global__ void __launch_bounds__(kSelectThreads, 1)
     select(const float* all_logits, const int32_t* done, int vocab, int top_k, Scratch scratch) {
   if (*done) return;
   constexpr int n_groups = kGroupsOfThread * kSelectThreads, blocks = n_groups / kGroupsOfBlock;
@@ -163,10 +160,7 @@ __global__ void __launch_bounds__(kSelectThreads)
     for (int i = lane_id(); i < blocks; i += 32) largest = fmaxf(largest, maxima[i]);
     largest = warp_reduce(largest, Max());
     double sum = 0;
-    for (int i = lane_id(); i < blocks; i += 32) {
-      const double part = sums[i];  // 0 for a block of nothing but −inf
-      if (part != 0) sum += part * exp(static_cast<double>(maxima[i]) - largest);
-    }
+    for (int i = lane_id(); i < blocks; i += 32) sum += rescale(sums[i], maxima[i], largest);
     sum = warp_reduce(sum, Add());
     if (lane_id() == 0) log_z = log(sum) + largest;  // −inf − inf, NaN: a level without a distribution
   }
@@ -184,39 +178,40 @@ __global__ void __launch_bounds__(kSelectThreads)
   __syncthreads();
   uint64_t least = max(shared_least, uint64_t{1});  // where the sample has fewer keys than top_k: any key
 
-  // The tokens of the groups whose best reaches it. Any order will do: ranks come from the keys.
+  // The tokens that reach it, all in the groups whose best does. Any order will do: ranks come from the keys.
 #pragma unroll
   for (int i = 0; i < kGroupsOfThread; ++i)
     if (bests[i] >= least) chosen_groups[atomicAdd(&n_chosen, 1)] = static_cast<uint16_t>(i * kSelectThreads + thread);
   __syncthreads();
-  if (n_chosen * ceil_div(vocab, n_groups) > kSelectThreads * kMaxTokensOfThread) {  // take only as many as needed
-    least = threshold(bests, top_k);
-    if (thread == 0) n_chosen = 0;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kGroupsOfThread; ++i)
-      if (bests[i] >= least) chosen_groups[atomicAdd(&n_chosen, 1)] = static_cast<uint16_t>(i * kSelectThreads + thread);
-    __syncthreads();
-  }
-  const int tokens = n_chosen * ceil_div(vocab, n_groups);
-  uint64_t candidates[kMaxTokensOfThread];
-  int reaching = 0;
-#pragma unroll
-  for (int i = 0; i < kMaxTokensOfThread; ++i) {
-    const int n = i * kSelectThreads + thread;
-    candidates[i] = 0;
-    if (n < tokens) {
-      const int token = chosen_groups[n % n_chosen] + n / n_chosen * n_groups;
-      if (token < vocab) candidates[i] = key_of(logits[token], token);
-      if (candidates[i] < least) candidates[i] = 0;
-    }
-    reaching += candidates[i] != 0;
-  }
-  if (block_reduce(reaching, 0, Add()) > kMaxCandidates) least = threshold(candidates, top_k);
-#pragma unroll
-  for (int i = 0; i < kMaxTokensOfThread; ++i)
-    if (candidates[i] && candidates[i] >= least) keys[atomicAdd(&n_candidates, 1)] = candidates[i];
+  // Calls visit(key) for the tokens of the chosen groups, a warp a group.
+  const auto visit_tokens = [&](auto&& visit) {
+    for (int i = warp_id(); i < n_chosen; i += kSelectThreads / 32)
+#pragma unroll 4
+      for (int token = chosen_groups[i] + lane_id() * n_groups; token < vocab; token += 32 * n_groups)
+        visit(key_of(logits[token], token));
+  };
+  visit_tokens([&](uint64_t key) {
+    if (key < least) return;
+    const int i = atomicAdd(&n_candidates, 1);
+    if (i < kMaxCandidates) keys[i] = key;
+  });
   __syncthreads();
+  if (n_candidates > kMaxCandidates) {  // the best tokens share few groups: find the top_k-th key bit by bit
+    least = 0;
+    for (int bit = 63, count = 0; bit >= 0 && count != top_k; --bit) {
+      const uint64_t higher = least | uint64_t{1} << bit;
+      int mine = 0;
+      visit_tokens([&](uint64_t key) { mine += key >= higher; });
+      count = block_reduce(mine, 0, Add());
+      if (count >= top_k) least = higher;
+    }
+    if (thread == 0) n_candidates = 0;
+    __syncthreads();
+    visit_tokens([&](uint64_t key) {
+      if (key >= least) keys[atomicAdd(&n_candidates, 1)] = key;
+    });
+    __syncthreads();
+  }
   rank_keys(keys, n_candidates, [&](int i, int rank) {
     if (rank >= top_k) return;
     const double logit = value_of(static_cast<uint32_t>(keys[i] >> 32));
@@ -230,13 +225,16 @@ __global__ void __launch_bounds__(kSelectThreads)
 // Left-aligned, such codes order as rank tuples do, a prefix before its extensions. A node of the tree has
 // product(rank + 1) ≤ budget, as all tuples that are nowhere larger precede it; so the code of a node or its sibling
 // has at most 2 · levels + 2 · log2(2 · budget) bits.
-__device__ int rank_digits(int rank) { return 31 - __clz(rank + 1); }
-__device__ int code_length(int rank) { return 2 * rank_digits(rank) + 2; }
-__device__ uint64_t append_rank(uint64_t bits, int length, int rank) {
-  const int digits = rank_digits(rank);
-  const uint64_t ones = (uint64_t{2} << digits) - 1;
-  const uint64_t code = ones << (digits + 1) | (static_cast<uint64_t>(rank + 1) ^ uint64_t{1} << digits);
-  return bits | code << ((64 - length - code_length(rank)) & 63);  // within 64 for all codes that are used
+struct Code {
+  uint64_t bits;
+  int length;
+};
+__device__ Code append(Code code, int rank) {
+  const int digits = 31 - __clz(rank + 1), length = 2 * digits + 2;
+  const uint32_t ones = (2u << digits) - 1, rest = static_cast<uint32_t>(rank + 1) ^ 1u << digits;
+  code.length += length;
+  code.bits |= uint64_t{ones << (digits + 1) | rest} << (64 - code.length);
+  return code;
 }
 
 int code_bits(const TreeBuildShape& shape) {
@@ -245,20 +243,17 @@ int code_bits(const TreeBuildShape& shape) {
   return 2 * shape.levels + 2 * log2;
 }
 
-// The next child of a row: the frontier holds one for each row.
-struct NextChild {
-  uint32_t order;  // of its score; 0: there is none
-  float parent_score;
-  uint64_t code, parent_code;
-  uint32_t packed;  // row, rank, depth, length of parent_code in 10, 10, 5, 7 bits
+struct alignas(16) Row {
+  float score;
+  uint32_t packed;  // rank of its next child, its depth, length of its code
+  uint64_t code;
+  __device__ int next_rank() const { return static_cast<int>(packed >> 16); }
+  __device__ int depth() const { return static_cast<int>(packed >> 8 & 255); }
+  __device__ int length() const { return static_cast<int>(packed & 255); }
 };
-__device__ uint32_t pack(int row, int rank, int depth, int length) {
-  return static_cast<uint32_t>(row << 22 | rank << 12 | depth << 7 | length);
+__device__ uint32_t pack(int next_rank, int depth, int length) {
+  return static_cast<uint32_t>(next_rank << 16 | depth << 8 | length);
 }
-__device__ int row_of(uint32_t packed) { return static_cast<int>(packed >> 22); }
-__device__ int rank_of(uint32_t packed) { return static_cast<int>(packed >> 12 & 1023); }
-__device__ int depth_of(uint32_t packed) { return static_cast<int>(packed >> 7 & 31); }
-__device__ int length_of(uint32_t packed) { return static_cast<int>(packed & 127); }
 
 // −inf and NaN are never pushed.
 __device__ uint32_t order_of(float score) { return score > -INFINITY ? ordered(score) : 0; }
@@ -266,81 +261,83 @@ __device__ uint32_t order_of(float score) { return score > -INFINITY ? ordered(s
 template <int kRowsOfLane>
 __global__ void __launch_bounds__(32) grow(TreeBuildShape shape, TreeBuildArgs args, Scratch scratch) {
   extern __shared__ float log_probs[];  // [levels, top_k]
-  __shared__ uint32_t nodes[kMaxBudget + 1];
+  __shared__ Row row[kMaxBudget + 1];
   const int lane = lane_id(), top_k = shape.top_k;
   if (args.state->done) {
     if (lane == 0) args.state->n_rows = 0;
     return;
   }
   for (int i = lane; i < shape.levels * top_k; i += 32) log_probs[i] = scratch.log_probs[i];
+  if (lane == 0) {
+    row[0] = {0, pack(0, 0, 0), 0};
+    args.parents[0] = -1;
+    args.depths[0] = 0;
+  }
   __syncwarp();
 
-  NextChild mine[kRowsOfLane];
+  uint32_t waiting[kRowsOfLane];  // of rows lane, lane + 32, …: the order of the next child's score; 0: it has none
 #pragma unroll
-  for (int i = 0; i < kRowsOfLane; ++i) mine[i] = {0, 0, 0, 0, pack(0, 0, 1, 0)};
-  if (lane == 0 && shape.levels * top_k > 0)
-    mine[0] = {order_of(log_probs[0]), 0, append_rank(0, 0, 0), 0, pack(0, 0, 1, 0)};
+  for (int i = 0; i < kRowsOfLane; ++i) waiting[i] = 0;
+  if (lane == 0 && shape.levels * top_k > 0) waiting[0] = order_of(log_probs[0]);
 
   int rows = 1;
   for (; rows <= shape.budget; ++rows) {
-    NextChild best = mine[0];
-    int slot = 0;
+    uint32_t order = waiting[0];
 #pragma unroll
-    for (int i = 1; i < kRowsOfLane; ++i)
-      if (mine[i].order > best.order || (mine[i].order == best.order && mine[i].code < best.code)) {
-        best = mine[i];
-        slot = i;
-      }
-    const uint32_t order = __reduce_max_sync(kAllLanes, best.order);
+    for (int i = 1; i < kRowsOfLane; ++i) order = max(order, waiting[i]);
+    order = __reduce_max_sync(kAllLanes, order);
     if (order == 0) break;
-    unsigned winners = __ballot_sync(kAllLanes, best.order == order);
-
-    // What follows each lane's best, should it win: its next sibling takes its place, its first child joins.
-    const int rank = rank_of(best.packed), depth = depth_of(best.packed), length = length_of(best.packed);
-    const int child_length = length + code_length(rank);
-    const float score = value_of(best.order);
-    const float sibling_log_prob = rank + 1 < top_k ? log_probs[(depth - 1) * top_k + rank + 1] : -INFINITY;
-    const float child_log_prob = depth < shape.levels ? log_probs[depth * top_k] : -INFINITY;
-    const uint32_t sibling_order = order_of(best.parent_score + sibling_log_prob);
-    const uint64_t sibling_code = append_rank(best.parent_code, length, rank + 1);
-    uint32_t child_order = order_of(score + child_log_prob);
-    uint64_t child_code = best.code | uint64_t{2} << ((62 - child_length) & 63);  // of rank 0
-    const uint32_t child = pack(rows, 0, depth + 1, child_length);
-
-    if (winners & (winners - 1)) {  // equal scores: the smaller code
-      const uint32_t high = static_cast<uint32_t>(best.code >> 32), low = static_cast<uint32_t>(best.code);
-      bool still = best.order == order;
-      still &= high == __reduce_min_sync(kAllLanes, still ? high : 0xFFFFFFFFu);
-      still &= low == __reduce_min_sync(kAllLanes, still ? low : 0xFFFFFFFFu);
-      winners = __ballot_sync(kAllLanes, still);
+    int parent = 0, equal = 0;
+#pragma unroll
+    for (int i = kRowsOfLane - 1; i >= 0; --i) {
+      const unsigned lanes = __ballot_sync(kAllLanes, waiting[i] == order);
+      if (lanes) parent = 32 * i + __ffs(static_cast<int>(lanes)) - 1;
+      equal += __popc(lanes);
     }
-    const int winner = __ffs(static_cast<int>(winners)) - 1;
-    const NextChild joins = {__shfl_sync(kAllLanes, child_order, winner), value_of(order),
-                             __shfl_sync(kAllLanes, child_code, winner), __shfl_sync(kAllLanes, best.code, winner),
-                             __shfl_sync(kAllLanes, child, winner)};
-    if (lane == winner) nodes[rows] = best.packed;
+    if (equal > 1) {  // the smaller rank tuple
+      uint64_t code = ~uint64_t{0};
+#pragma unroll
+      for (int i = 0; i < kRowsOfLane; ++i)
+        if (waiting[i] == order) {
+          const Row& candidate = row[32 * i + lane];
+          const Code its = append({candidate.code, candidate.length()}, candidate.next_rank());
+          if (its.bits < code) {
+            code = its.bits;
+            parent = 32 * i + lane;
+          }
+        }
+      const uint32_t high = static_cast<uint32_t>(code >> 32), least = __reduce_min_sync(kAllLanes, high);
+      const uint32_t low = high == least ? static_cast<uint32_t>(code) : 0xFFFFFFFFu;
+      const bool first = high == least && low == __reduce_min_sync(kAllLanes, low);
+      parent = __shfl_sync(kAllLanes, parent, __ffs(static_cast<int>(__ballot_sync(kAllLanes, first))) - 1);
+    }
+
+    const Row from = row[parent];
+    const int rank = from.next_rank(), depth = from.depth() + 1;
+    const float score = value_of(order);
+    const uint32_t sibling =
+        rank + 1 < top_k ? order_of(from.score + log_probs[(depth - 1) * top_k + rank + 1]) : 0;
+    const uint32_t child = depth < shape.levels ? order_of(score + log_probs[depth * top_k]) : 0;
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      if (lane == winner && i == slot) {
-        mine[i].order = sibling_order;
-        mine[i].code = sibling_code;
-        mine[i].packed = best.packed + (1 << 12);
-      }
-      if (32 * i + lane == rows) mine[i] = joins;
+      if (32 * i + lane == parent) waiting[i] = sibling;
+      if (32 * i + lane == rows) waiting[i] = child;
     }
+    __syncwarp();  // all have read row[parent]
+    if (lane == 0) {
+      const Code code = append({from.code, from.length()}, rank);
+      row[parent].packed = pack(rank + 1, depth - 1, from.length());
+      row[rows] = {score, pack(0, depth, code.length), code.bits};
+      args.parents[rows] = parent;
+      args.depths[rows] = depth;
+      args.tokens[rows] = rank;  // made a token below
+    }
+    __syncwarp();
   }
-  __syncwarp();
-  for (int row = 1 + lane; row < rows; row += 32) {
-    const uint32_t node = nodes[row];
-    args.parents[row] = row_of(node);
-    args.depths[row] = depth_of(node);
-    args.tokens[row] = scratch.tokens[(depth_of(node) - 1) * top_k + rank_of(node)];
-  }
-  if (lane == 0) {
-    args.parents[0] = -1;
-    args.depths[0] = 0;
-    args.state->n_rows = rows;
-  }
+
+  for (int r = 1 + lane; r < rows; r += 32)
+    args.tokens[r] = scratch.tokens[(args.depths[r] - 1) * top_k + args.tokens[r]];
+  if (lane == 0) args.state->n_rows = rows;
 }
 
 // ---- the operator ----------------------------------------------------------------------------------------------------
@@ -354,9 +351,7 @@ const char* refuse(const TreeBuildShape& shape) {
   if (shape.budget > kMaxBudget) return "budget: more than 512";
   if (shape.top_k != std::min(shape.budget, shape.vocab)) return "top_k: must be min(budget, vocab)";
   if (code_bits(shape) > 64) return "levels: more than the rank tuples of this budget may have";
-  if (log_prob_bytes(shape) + 4 * (kMaxBudget + 1) > 48 * 1024) return "levels: more log-probs than fit a block's shared memory";
-  if (int64_t{shape.top_k} * ceil_div(shape.vocab, groups_of(shape)) > kSelectThreads * kMaxTokensOfThread)
-    return "vocab: too large for this budget";
+  if (log_prob_bytes(shape) + sizeof(Row) * (kMaxBudget + 1) > 48 * 1024) return "levels: more log-probs than fit a block's shared memory";
   return nullptr;
 }
 
