@@ -1,8 +1,8 @@
 """The engine as a library: `engine.Engine` opens a bundle or a released checkpoint and generates text.
 
-    with engine.Engine("path/to/checkpoint") as model:
-        for piece in model.stream("Once upon a time", max_new_tokens=64):
-            print(piece.text, end="", flush=True)
+with engine.Engine("path/to/checkpoint") as model:
+    for piece in model.stream("Once upon a time", max_new_tokens=64):
+        print(piece.text, end="", flush=True)
 """
 
 import dataclasses

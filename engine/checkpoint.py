@@ -327,6 +327,6 @@ def _only(layers: range, fields: dict, config: ModelConfig, sources: dict[str, S
         if match := re.match(r"model\.layers\.(\d+)\.", name):
             if int(match[1]) not in layers:
                 continue
-            name = f"model.layers.{int(match[1]) - layers.start}.{name[match.end():]}"
+            name = f"model.layers.{int(match[1]) - layers.start}.{name[match.end() :]}"
         kept[name] = source
     return fields | changes, dataclasses.replace(config, **changes), kept

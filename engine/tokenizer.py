@@ -160,8 +160,12 @@ def _from_tiktoken(path: Path, settings: dict, vocab_size: int) -> Tokenizer:
     reserved = range(len(ranks), min(len(ranks) + RESERVED, vocab_size))
     special = {token: f"<|reserved_token_{token}|>" for token in reserved if token not in plain} | named
     try:
-        encoding = tiktoken.Encoding(path.name, pat_str=KIMI_PATTERN, mergeable_ranks=ranks,
-                                     special_tokens={name: token for token, name in (special | plain).items()})
+        encoding = tiktoken.Encoding(
+            path.name,
+            pat_str=KIMI_PATTERN,
+            mergeable_ranks=ranks,
+            special_tokens={name: token for token, name in (special | plain).items()},
+        )
     except Exception as error:
         raise TextError(f"{path}: tokenizer: {short(error)}: cannot be built") from None
     vocabulary = {token: text for text, token in ranks.items()} | {i: name.encode() for i, name in plain.items()}
