@@ -77,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--drafter-seed", type=int, default=0)
     generate.add_argument("--activations", choices=("float32", "bfloat16"), default="float32")
     generate.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    generate.add_argument("--library", metavar="FILE", help="default: the one that the ladder built for --device")
     generate.add_argument("--json", action="store_true", help="one JSON object: tokens, text, stop_reason, stats")
     generate.set_defaults(run=run_generate)
 
@@ -143,6 +144,7 @@ def run_generate(args) -> None:
         Engine(
             model,
             device=args.device,
+            library=args.library,
             activations=args.activations,
             context=len(prompt) + args.max_new_tokens,
             block_size=args.block_size,
