@@ -94,7 +94,7 @@ WRONG = {
     ),
     "text for a small vocabulary": (
         {"models": {"tiny": {"vocab_size": 200}}},
-        'config.yaml: decode.prompts[0].text: "A": text needs 256 tokens, model tiny has 200',
+        'config.yaml: decode.prompts[0].text: "T": text needs 256 tokens, model tiny has 200',
     ),
     "token outside the vocabulary": (
         {"decode": {"prompts": [{"name": "a", "tokens": [1, 400]}]}},
@@ -112,8 +112,8 @@ WRONG = {
         'decode.prompts[1].name: "a": an earlier prompt has this name',
     ),
     "context": (
-        {"models": {"tiny": {"max_position_embeddings": 30}}},
-        'decode.prompts[2].text: "39 tokens": and 24 new ones exceed the context of model tiny, 30',
+        {"models": {"tiny": {"max_position_embeddings": 60}}},
+        'decode.prompts[2].text: "43 tokens": and 24 new ones exceed the context of model tiny, 60',
     ),
 }
 

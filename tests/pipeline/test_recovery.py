@@ -51,6 +51,18 @@ def test_two_calls_at_once(fresh, built):
     assert fresh.read("results/tiny.pass") == built.read("results/tiny.pass")
 
 
+def test_plain_snakemake_is_left_alone(fresh, built):
+    """Its lock is a live one: ./ladder refuses instead of removing it."""
+    plain = [str(fresh.root / ".venv/bin/python"), "-m", "snakemake", "--cores", "1", "results/tiny.pass"]
+    process = subprocess.Popen(plain, cwd=fresh.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert wait_for(lambda: list((fresh.root / "results/logs").rglob("*.log")), process)
+    refused = subprocess.run(COMMAND, cwd=fresh.root, capture_output=True, text=True)
+    assert refused.returncode != 0 and "locked" in refused.stderr
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    assert fresh.read("results/tiny.pass") == built.read("results/tiny.pass")
+
+
 def test_source_that_does_not_compile(ladder):
     """The compiler's message is shown, and the verdicts from before are gone."""
     assert (ladder.root / "results/int4_tiny.pass").exists()

@@ -67,6 +67,7 @@ class Evidence:
             "backend": "cpu",
             "activations": "float32",
             "library": "lib.so",
+            "bf16_golden": None,
             "ar": "ar.safetensors",
             "ddtree": {kind: f"{kind}.safetensors" for kind in DRAFTERS},
             "checks": [f"{operator}.json" for operator in OPERATORS],
@@ -311,6 +312,16 @@ def test_fault_leaves_a_case(evidence, capsys):
     assert tensors["long.prompt"].tolist() == PROMPTS["long"]
 
 
+def test_case_decodes_until_the_fault_shows(evidence, capsys):
+    """The cache was wrong at the prompt's second row; the first logit that shows it is the fourth."""
+    evidence.edit("ar.safetensors", "long.kv", add((1, 1, 0), 1e-3))
+    evidence.edit("ar.safetensors", "long.logits", add((3, 0), 1e-3))
+    text, _ = evidence.judge(capsys)
+    assert "prompt long, step 0, row -4, layer 1, tensor kv[1, 0]: " in text
+    case = json.loads(Path("results/cases/small/long/0/case.json").read_text())
+    assert case["decode"]["max_new_tokens"] == 4
+
+
 def test_zero_is_not_minus_zero(evidence, capsys):
     for file in ("ar.safetensors", "oracle.safetensors", "noisy.safetensors", "adversarial.safetensors"):
         evidence.edit(file, "short.kv", put((0, 0, 0), 0.0))
@@ -373,7 +384,7 @@ def test_operator_over_budget(evidence, capsys, cases, report):
     evidence.edit("ar.safetensors", "long.logits", add((2, 17), 1e-3))
     text, passed = evidence.judge(capsys)
     assert not passed and report in text
-    assert text.index("operator rope") < text.index("first divergence: ")
+    assert text.index("operator rope") < text.index("cpu ar, prompt long") < text.index("first divergence: ")
     assert "every operator passes" not in text
 
 
