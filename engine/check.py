@@ -59,6 +59,7 @@ def main(arguments=None) -> int:
     content = {
         "operator": options.operator,
         "backend": library.backend_name,
+        "variant": library.variant_name,
         "cases": [record(m) for m in measurements],
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -104,6 +104,7 @@ class Engine:
         for name, result, *arguments in (
             ("error", ctypes.c_char_p),
             ("backend", ctypes.c_char_p),
+            ("variant", ctypes.c_char_p),
             ("init", ctypes.c_int),
             ("create", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, _OnTensor,
              ctypes.c_void_p),
@@ -115,7 +116,7 @@ class Engine:
             function = getattr(self._c, f"kdtree_{name}")
             function.restype, function.argtypes = result, arguments
         self._call(self._c.kdtree_init)
-        self.backend = self._c.kdtree_backend().decode()
+        self.backend, self.variant = self._c.kdtree_backend().decode(), self._c.kdtree_variant().decode()
         options = _filled(_Options, context=context, block_size=block_size, tree_budget=tree_budget,
                           prefill_chunk=prefill_chunk, activations=ACTIVATIONS[activations],
                           drafter=DRAFTERS[drafter.kind], drafter_p=drafter.p, drafter_seed=drafter.seed)

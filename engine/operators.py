@@ -81,6 +81,7 @@ class Library:
         for name, result, *arguments in (
             ("kdtree_error", text),
             ("kdtree_backend", text),
+            ("kdtree_variant", text),
             ("kdtree_init", ctypes.c_int),
             ("kdtree_find_operator", pointer, text),
             ("kdtree_refuse", text, pointer, pointer),
@@ -101,6 +102,11 @@ class Library:
     @property
     def backend_name(self) -> str:
         return self.backend().decode()
+
+    @property
+    def variant_name(self) -> str:
+        """The CPU's instruction set or the GPU's architecture that the operators use."""
+        return self.variant().decode()
 
     def call(self, function, *arguments):
         """Calls a function that returns 0 on success. Raises OperatorError with the library's reason."""

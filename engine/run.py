@@ -106,6 +106,7 @@ def run(args: argparse.Namespace) -> None:
         settings = {
             "mode": args.mode,
             "backend": engine.backend,
+            "variant": engine.variant,
             "activations": args.activations,
             "block_size": args.block_size,
             "operators": sorted(engine.called_operators),

@@ -1,9 +1,11 @@
 # C++ sources -> one object each -> results/build/<backend>/libkdtree_<backend>.so and a digest of every object.
+# An operator's object holds its code for every instruction set; which one runs is the library's choice.
 # Objects are byte-stable, so after a comment's edit the digests stand and nothing that runs the library runs again.
 rule compile:
     input:
         source=unit_source,
         headers=unit_headers,
+        script=COMPILE_OPERATOR,
     output:
         "results/build/{backend}/{unit}.o",
     log:
@@ -11,10 +13,12 @@ rule compile:
     benchmark:
         "results/benchmarks/compile/{backend}/{unit}.tsv"
     params:
+        compile=unit_compiler,
         flags=CXX_FLAGS,
         env=VERSIONS["g++"],
     shell:
-        "{{ g++ {params.flags} -c {input.source} -o {output}.$$ && mv {output}.$$ {output}; }} 2>&1 | tee {log} >&2"
+        "{{ {params.compile} {output}.$$ {input.source} {params.flags} && mv {output}.$$ {output}; }}"
+        " 2>&1 | tee {log} >&2"
 
 
 # A checkpoint: what follows is judged anew, by the digests' content, once the library is linked.

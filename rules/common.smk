@@ -171,6 +171,15 @@ def unit_headers(wildcards):
     return c_headers(UNITS[wildcards.unit])
 
 
+# Object, source and flags -> the source compiled once per instruction set.
+COMPILE_OPERATOR = "engine/ops/cpu/compile.sh"
+
+
+def unit_compiler(wildcards):
+    """The command that takes object, source and flags."""
+    return COMPILE_OPERATOR if wildcards.unit in OPERATORS else "g++ -c -o"
+
+
 TORCH_SOURCES = sorted(
     {file for path in Path("engine/torch_ops").glob("*.cpp") for file in [str(path), *c_headers(str(path))]}
 )

@@ -4,6 +4,7 @@ rule sanitize_compile:
     input:
         source=sanitized_source,
         headers=sanitized_headers,
+        script=COMPILE_OPERATOR,
     output:
         "results/sanitize/{flavour}/build/{unit}.o",
     log:
@@ -11,10 +12,12 @@ rule sanitize_compile:
     benchmark:
         "results/benchmarks/sanitize_compile/{flavour}/{unit}.tsv"
     params:
+        compile=unit_compiler,
         flags=sanitized_flags,
         env=VERSIONS["g++"],
     shell:
-        "{{ g++ {params.flags} -c {input.source} -o {output}.$$ && mv {output}.$$ {output}; }} 2>&1 | tee {log} >&2"
+        "{{ {params.compile} {output}.$$ {input.source} {params.flags} && mv {output}.$$ {output}; }}"
+        " 2>&1 | tee {log} >&2"
 
 
 rule sanitize_link:

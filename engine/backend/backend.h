@@ -13,6 +13,7 @@ using Event = void*;
 using Graph = void*;
 
 const char* name();
+const char* variant();  // what the operators were made for: the CPU's instruction set, the GPU's architecture; after init()
 
 // Everything that must precede graph capture: picks the device, sets kernel attributes. Null, or why it cannot run.
 const char* init();

@@ -52,6 +52,7 @@ extern "C" {
 
 const char* kdtree_error() { return last_error.c_str(); }
 const char* kdtree_backend() { return backend::name(); }
+const char* kdtree_variant() { return backend::variant(); }
 int kdtree_init() {
   return guarded([] {
     if (const char* reason = backend::init()) kdtree::fail(reason);

@@ -11,6 +11,7 @@ extern "C" {
 const char* kdtree_error();
 const char* kdtree_backend();  // "cpu" or "cuda"
 int kdtree_init();             // once, before anything else
+const char* kdtree_variant();  // once initialised: the CPU's instruction set ("avx2") or the GPU's architecture ("sm_90")
 
 // ---- one operator at a time: checks, benchmarks and the torch extension ------------------------------------------
 struct kdtree_operator;  // kdtree::Operator

@@ -29,38 +29,28 @@ class Mutation:
 
 
 LINEAR = "cpu/linear.h"
+ONE_ROW_BACKWARDS = (
+    "for (int64_t k = begin; k < end; k += Tiles::kStep) {",
+    "for (int64_t j = begin; j < end; j += Tiles::kStep) {"
+    " const int64_t k = rows > 1 ? j : begin + end - j - Tiles::kStep;",
+)
 
 MUTATIONS = [
-    Mutation("offset_7", "w4a16_gemm", "(nibble) - 8, F32x16)", "(nibble) - 7, F32x16)", "code_8", LINEAR),
-    Mutation(
-        "nibbles_swapped", "w4a16_gemm", "(words >> (4 * i)) & 15u", "(words >> (4 * (i ^ 1))) & 15u", "g32", LINEAR
-    ),
-    Mutation("one_scale", "w4a16_gemm", "begin / group) * kTile", "0) * kTile", "three_decades", LINEAR),
-    Mutation("dropped_scale", "w4a16_gemm", "total[r] += scale * acc;", "total[r] += acc;", "g128", LINEAR),
+    Mutation("offset_7", "w4a16_gemm", "^ 0x88888888u : 0;", "^ 0x99999999u : 0;", "code_8", LINEAR),
+    Mutation("nibbles_swapped", "w4a16_gemm", "w[t] = step[t][i];", "w[t] = step[t][i ^ 1];", "g32", LINEAR),
+    Mutation("one_scale", "w4a16_gemm", "tile * groups + block", "tile * groups", "three_decades", LINEAR),
+    Mutation("dropped_scale", "w4a16_gemm", "fma(scale, sums[r][t],", "(sums[r][t] +", "g128", LINEAR),
     Mutation("last_block_dropped", "gemm", "begin < tiles.k;", "begin + block <= tiles.k;", "odd", LINEAR),
-    Mutation(
-        "order_follows_rows",
-        "gemm",
-        "const int64_t block = tiles.block();",
-        "const int64_t block = rows > 1 ? tiles.block() : tiles.block() / 2;",
-        "row_invariance.square",
-        LINEAR,
-    ),
-    Mutation(
-        "order_follows_rows",
-        "w4a16_gemm",
-        "const int64_t block = tiles.block();",
-        "const int64_t block = rows > 1 ? tiles.block() : tiles.block() / 2;",
-        "row_invariance.g32",
-        LINEAR,
-    ),
+    Mutation("last_tile_dropped", "gemm", "tile < end;", "tile + beside <= end;", "odd", LINEAR),
+    Mutation("order_follows_rows", "gemm", *ONE_ROW_BACKWARDS, "row_invariance.square", LINEAR),
+    Mutation("order_follows_rows", "w4a16_gemm", *ONE_ROW_BACKWARDS, "row_invariance.g32", LINEAR),
     Mutation("add_dropped", "gemm", "if (args.add)", "if (false)", "in_place"),
     Mutation("add_twice", "w4a16_gemm", "+ at, outputs) + y;", "+ at, outputs) + y + y;", "add"),
     Mutation(
         "rounded_twice",
         "gemm",
         "if (args.add) y =",
-        "Y once[kTile]; store(once, y, kTile); y = load_partial(once, kTile); if (args.add) y =",
+        "y = rounded(static_cast<Y*>(nullptr), y); if (args.add) y =",
         "bf16_add.rounding",
     ),
     Mutation("batch_stride", "gemm", "b * shape.x_batch_stride", "b * shape.k", "heads"),
@@ -75,31 +65,39 @@ MUTATIONS = [
     ),
     Mutation("position_is_row", "rope", "+ args.depths[i]", "+ i", "heads"),
     Mutation("in_place_order", "rope", "even * sin[p]", "to_float(y[2 * p]) * sin[p]", "in_place"),
-    Mutation("no_softmax_scale", "tree_attention", "* shape.softmax_scale", "", "ragged"),
-    Mutation("rows_not_ancestors", "tree_attention", "keys[j] = prefix + node", "keys[j] = j", "ragged"),
-    Mutation("no_maximum", "tree_attention", "scratch.scores + j) - splat(largest)", "scratch.scores + j)", "sharp"),
-    Mutation("not_itself", "tree_attention", "args.depths[row] + 1;", "args.depths[row];", "prefix_0"),
+    Mutation("no_softmax_scale", "tree_attention", "sum(sums[h][j]) * scale", "sum(sums[h][j])", "ragged"),
+    Mutation("rows_not_ancestors", "tree_attention", "path[d] = node", "path[d] = d", "ragged"),
+    Mutation("no_maximum", "tree_attention", "load(scores + j) - top", "load(scores + j)", "sharp"),
+    Mutation(
+        "not_itself",
+        "tree_attention",
+        "int64_t{*args.prefix} + depth + 1,",
+        "int64_t{*args.prefix} + depth,",
+        "prefix_0",
+    ),
+    Mutation("other_head", "tree_attention", "p = scratch.scores + h *", "p = scratch.scores + 0 *", "many_heads"),
+    Mutation("other_group", "tree_attention", "first_head + h) * rank, q", "h) * rank, q", "many_heads"),
     Mutation(
         "block_follows_the_row",
         "tree_attention",
-        "std::fill_n(scratch.total, rank, 0.0f);",
-        "const int64_t kKeyBlock = 64 - scratch.keys[count - 1] % 8; std::fill_n(scratch.total, rank, 0.0f);",
+        "std::fill_n(scratch.total, heads * rank, 0.0f);",
+        "const int64_t kKeyBlock = 64 - row % 8; std::fill_n(scratch.total, heads * rank, 0.0f);",
         "row_invariance.ragged",
     ),
     Mutation("tie_to_the_higher", "moe_route", "values[j] > values[best]", "values[j] >= values[best]", "ties.experts"),
     Mutation("biased_weights", "moe_route", "weights[slot] = scores[e]", "weights[slot] = choice[e]", "plain.weights"),
     Mutation("not_scaled", "moe_route", "/ total * shape.scaling", "/ total", "plain.weights"),
     Mutation("group_by_its_best", "moe_route", "first + second : first", "first : first", "groups.experts"),
-    Mutation("dropped_weight", "moe_experts", "args.weights[pair] * scratch", "scratch", "plain", "cpu/experts.h"),
+    Mutation("dropped_weight", "moe_experts", "splat(args.weights[pair])", "splat(1)", "plain", "cpu/experts.h"),
     Mutation(
         "wrong_slot",
         "w4a16_moe_experts",
-        "args.weights[pair] *",
-        "args.weights[r * shape.top_k] *",
+        "args.weights[pair])",
+        "args.weights[row * shape.top_k])",
         "zero_weight",
         "cpu/experts.h",
     ),
-    Mutation("shared_dropped", "moe_experts", "if (shared) sum +=", "if (false) sum +=", "plain", "cpu/experts.h"),
+    Mutation("shared_dropped", "moe_experts", "if (shared) sum =", "if (false) sum =", "plain", "cpu/experts.h"),
     Mutation("table_row", "embed", "args.tokens[i] * row", "(args.tokens[i] + 1) * row", "rows"),
     Mutation("tie_to_the_last", "argmax", "x[c] > x[best]", "x[c] >= x[best]", "ties"),
     Mutation(
@@ -193,7 +191,7 @@ def _broken(mutation: Mutation, objects: list[Path], folder: Path) -> Library:
     file.write_text(text.replace(mutation.old, mutation.new))
     broken, library = folder / "broken.o", folder / "libkdtree_broken.so"
     source = folder / "engine/ops" / mutation.operator / "cpu.cpp"
-    subprocess.run(["g++", *FLAGS, "-c", source, "-o", broken], check=True)
+    subprocess.run([folder / "engine/ops/cpu/compile.sh", broken, source, *FLAGS], check=True)
     others = [o for o in objects if o.name != f"{mutation.operator}.o"]
     subprocess.run(["g++", "-shared", "-fopenmp", *others, broken, "-o", library], check=True)
     return Library(library)

@@ -66,7 +66,7 @@ def test_plain_snakemake_is_left_alone(fresh, built):
 def test_source_that_does_not_compile(ladder):
     """The compiler's message is shown, and the verdicts from before are gone."""
     assert (ladder.root / "results/int4_tiny.pass").exists()
-    ladder.replace("engine/ops/w4a16_gemm/cpu.cpp", "namespace kdtree {", "namespace kdtree { broken")
+    ladder.replace("engine/ops/w4a16_gemm/cpu.cpp", "namespace kdtree::KDTREE_PATH {", "namespace kdtree { broken")
     failed = ladder.snakemake("results/int4_tiny.pass")
     assert failed.returncode != 0
     assert "engine/ops/w4a16_gemm/cpu.cpp" in failed.stderr and "error:" in failed.stderr

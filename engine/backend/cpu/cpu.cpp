@@ -7,6 +7,7 @@
 #include <string>
 
 #include "../backend.h"
+#include "path.h"
 
 namespace kdtree::backend {
 namespace {
@@ -23,16 +24,17 @@ struct Body {
 }  // namespace
 
 const char* name() { return "cpu"; }
-const char* init() { return nullptr; }
+const char* variant() { return cpu::path_name(); }
+const char* init() { return cpu::choose_path(); }
 const char* error_text(int) { return "the CPU backend reported an error"; }
 
 // Linux promises memory that it does not have and kills who uses it; so a large piece must be there now.
 void* allocate(size_t bytes) {
   void* memory = nullptr;
   if (bytes > kLarge && bytes > free_bytes()) return nullptr;
-  const bool large = bytes > kLarge;
-  if (posix_memalign(&memory, large ? kHugePage : kAlignment, bytes ? bytes : 1)) return nullptr;
-  if (large) madvise(memory, bytes, MADV_HUGEPAGE);  // weights: first touched at once, then read all the time
+  const bool huge = bytes >= 2 * kHugePage;
+  if (posix_memalign(&memory, huge ? kHugePage : kAlignment, bytes ? bytes : 1)) return nullptr;
+  if (huge) madvise(memory, bytes, MADV_HUGEPAGE);  // weights: first touched at once, then read all the time
   return memory;
 }
 void release(void* memory) { std::free(memory); }

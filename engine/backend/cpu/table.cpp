@@ -1,28 +1,32 @@
-#include "../../ops/argmax/op.h"
-#include "../../ops/draft_script/op.h"
-#include "../../ops/embed/op.h"
-#include "../../ops/gemm/op.h"
-#include "../../ops/kv_compact/op.h"
-#include "../../ops/moe_experts/op.h"
-#include "../../ops/moe_route/op.h"
-#include "../../ops/rms_norm/op.h"
-#include "../../ops/rope/op.h"
-#include "../../ops/swiglu/op.h"
-#include "../../ops/tree_accept/op.h"
-#include "../../ops/tree_attention/op.h"
-#include "../../ops/tree_build/op.h"
-#include "../../ops/w4a16_gemm/op.h"
-#include "../../ops/w4a16_moe_experts/op.h"
+// The operators of every path; operators() gives the chosen path's.
 #include "../backend.h"
+#include "path.h"
 
-namespace kdtree::backend {
+#define KDTREE_OPERATORS(X)                                                                                      \
+  X(draft_script) X(tree_build) X(embed) X(rms_norm) X(gemm) X(rope) X(tree_attention) X(moe_route) X(moe_experts) \
+  X(swiglu) X(w4a16_gemm) X(w4a16_moe_experts) X(argmax) X(tree_accept) X(kv_compact)
+#define KDTREE_DECLARE(name) extern const Operator name;
+#define KDTREE_ENTRY(name) &name,
+#define KDTREE_TABLE(path)                                                              \
+  namespace path {                                                                      \
+  KDTREE_OPERATORS(KDTREE_DECLARE)                                                      \
+  static const Operator* const table[] = {KDTREE_OPERATORS(KDTREE_ENTRY) nullptr};      \
+  }
 
-const Operator* const* operators() {
-  static const Operator* const table[] = {
-      &draft_script, &tree_build, &embed,       &rms_norm,   &gemm,       &rope,       &tree_attention,    &moe_route,
-      &moe_experts,  &swiglu,     &w4a16_gemm,  &w4a16_moe_experts,       &argmax,     &tree_accept,       &kv_compact,
-      nullptr};
-  return table;
+namespace kdtree {
+
+KDTREE_TABLE(portable)
+#ifdef __x86_64__
+KDTREE_TABLE(avx2)
+KDTREE_TABLE(avx512)
+#endif
+
+const Operator* const* backend::operators() {
+#ifdef __x86_64__
+  if (cpu::path() == cpu::Path::avx512) return avx512::table;
+  if (cpu::path() == cpu::Path::avx2) return avx2::table;
+#endif
+  return portable::table;
 }
 
-}  // namespace kdtree::backend
+}  // namespace kdtree

@@ -26,11 +26,14 @@ T* or_null(cudaError_t error, T* made) {
   return nullptr;
 }
 
+char architecture[16];  // of the device, as nvcc names it
+
 __global__ void probe() {}  // present if this device's code is in the library
 
 }  // namespace
 
 const char* name() { return "cuda"; }
+const char* variant() { return architecture; }
 
 const char* init() {
   static char reason[512];
@@ -57,6 +60,7 @@ const char* init() {
   }
   if (error != cudaSuccess) return cudaGetErrorString(error);
   cuda::multiprocessors = properties.multiProcessorCount;
+  std::snprintf(architecture, sizeof architecture, "sm_%d%d", properties.major, properties.minor);
   for (const cuda::KernelInit* kernel = cuda::kernel_inits(); kernel->init; ++kernel) {
     error = static_cast<cudaError_t>(kernel->init());
     if (error != cudaSuccess) {

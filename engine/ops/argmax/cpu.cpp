@@ -1,7 +1,7 @@
 #include "../cpu/operator_cpu.h"
 #include "op.h"
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 void run(const ArgmaxShape& shape, const ArgmaxArgs& args, void*) {
@@ -16,6 +16,6 @@ void run(const ArgmaxShape& shape, const ArgmaxArgs& args, void*) {
 
 }  // namespace
 
-const Operator argmax = {"argmax", accept_any, no_bytes, nullptr, no_bytes, run_as<ArgmaxShape, ArgmaxArgs, run>};
+KDTREE_OPERATOR(argmax) = {"argmax", accept_any, no_bytes, nullptr, no_bytes, run_as<ArgmaxShape, ArgmaxArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

@@ -4,7 +4,7 @@
 #include "linear.h"
 #include "swiglu.h"
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 
 struct ExpertShape {
   int64_t max_rows, hidden, intermediate, n_experts, top_k;
@@ -12,9 +12,9 @@ struct ExpertShape {
 
 // The workspace: everything in fp32 but the lists.
 struct ExpertScratch {
-  float* x;         // [rows, hidden]
+  float* x;         // [rows, input_stride(hidden)]
   float* gate_up;   // [pairs, 2, intermediate]
-  float* h;         // [pairs, intermediate]: silu(gate) * up, rounded to the activation type
+  float* h;         // [pairs, input_stride(intermediate)]: silu(gate) * up, rounded to the activation type
   float* down;      // [pairs, hidden]
   int32_t* first;   // [n_experts + 1]: an expert's pairs are order[first[e]] … order[first[e + 1] - 1]
   int32_t* order;   // [pairs]: pair = row * top_k + slot, ascending within an expert
@@ -23,16 +23,17 @@ struct ExpertScratch {
   ExpertScratch(const ExpertShape& shape, void* workspace) {
     const int64_t pairs = shape.max_rows * shape.top_k;
     x = static_cast<float*>(workspace);
-    gate_up = x + shape.max_rows * shape.hidden;
+    gate_up = x + shape.max_rows * input_stride(shape.hidden);
     h = gate_up + pairs * 2 * shape.intermediate;
-    down = h + pairs * shape.intermediate;
+    down = h + pairs * input_stride(shape.intermediate);
     first = reinterpret_cast<int32_t*>(down + pairs * shape.hidden);
     order = first + shape.n_experts + 1;
     hit = order + pairs;
   }
   static size_t bytes(const ExpertShape& shape) {
     const int64_t pairs = shape.max_rows * shape.top_k;
-    return 4 * static_cast<size_t>(shape.max_rows * shape.hidden + pairs * (3 * shape.intermediate + shape.hidden + 1) +
+    return 4 * static_cast<size_t>(shape.max_rows * input_stride(shape.hidden) +
+                                   pairs * (2 * shape.intermediate + input_stride(shape.intermediate) + shape.hidden + 1) +
                                    2 * shape.n_experts + 1);
   }
 };
@@ -58,61 +59,60 @@ void run_experts(const ExpertShape& shape, const Args& args, void* workspace, Ma
   ExpertScratch scratch(shape, workspace);
   const int64_t rows = *args.n_rows, pairs = rows * shape.top_k;
   const int64_t hidden = shape.hidden, intermediate = shape.intermediate;
-  const T* x = static_cast<const T*>(args.x);
-  for (int64_t i = 0; i < rows * hidden; ++i) scratch.x[i] = to_float(x[i]);
+  const int64_t x_stride = input_stride(hidden), h_stride = input_stride(intermediate);
+  for (int64_t r = 0; r < rows; ++r) convert(static_cast<const T*>(args.x) + r * hidden, scratch.x + r * x_stride, hidden);
   const int64_t hits = group_by_expert(shape, pairs, args.experts, scratch);
 
-  // One tile of one matrix for all pairs of an expert.
-  const auto multiply = [&](int64_t expert, int which, int64_t tile, auto&& input, float* output, int64_t n,
-                            int64_t stride) {
-    const auto tiles = matrix(expert, which);
+  // One strip of one matrix for all pairs of an expert: n outputs to output + pair * stride.
+  const auto multiply_pairs = [&](int64_t expert, int which, int64_t strip, auto&& input, float* output, int64_t n,
+                                  int64_t stride) {
     const int32_t* list = scratch.order + scratch.first[expert];
-    const int64_t count = scratch.first[expert + 1] - scratch.first[expert];
-    for (int64_t begin = 0; begin < count; begin += kRowsAtOnce)
-      multiply_tile(
-          tiles, tile, std::min(kRowsAtOnce, count - begin), [&](int64_t i) { return input(list[begin + i]); },
-          [&](int64_t i, F32x16 y) {
-            store(output + list[begin + i] * stride + tile * kTile, y, std::min(kTile, n - tile * kTile));
-          });
+    multiply(
+        matrix(expert, which), strip * kStrip, std::min((strip + 1) * kStrip, tiles_of(n)),
+        scratch.first[expert + 1] - scratch.first[expert], [&](int64_t i) { return input(list[i]); },
+        [&](int64_t i, int64_t tile, F32x16 y) {
+          store(output + list[i] * stride + tile * kTile, y, std::min(kTile, n - tile * kTile));
+        });
   };
 
-  const int64_t middle_tiles = tiles_of(intermediate), out_tiles = tiles_of(hidden);
-#pragma omp parallel for schedule(static) if (pairs * hidden * intermediate > 250000)
-  for (int64_t job = 0; job < hits * 2 * middle_tiles; ++job) {
-    const int64_t expert = scratch.hit[job / (2 * middle_tiles)];
-    const int which = static_cast<int>(job / middle_tiles % 2);
-    multiply(expert, which, job % middle_tiles, [&](int64_t pair) { return scratch.x + pair / shape.top_k * hidden; },
-             scratch.gate_up + which * intermediate, intermediate, 2 * intermediate);
-  }
-  for (int64_t p = 0; p < pairs; ++p) {
-    const float* gate = scratch.gate_up + p * 2 * intermediate;
-    float* h = scratch.h + p * intermediate;
+  const int64_t middle_strips = strips_of(intermediate), out_strips = strips_of(hidden);
+  for_each_job(hits * 2 * middle_strips, pairs * 2 * hidden * intermediate, [&](int64_t job) {
+    const int64_t expert = scratch.hit[job / (2 * middle_strips)];
+    const int which = static_cast<int>(job / middle_strips % 2);
+    multiply_pairs(
+        expert, which, job % middle_strips, [&](int64_t pair) { return scratch.x + pair / shape.top_k * x_stride; },
+        scratch.gate_up + which * intermediate, intermediate, 2 * intermediate);
+  });
+  for_each_job(pairs, pairs * intermediate * kExpCost, [&](int64_t pair) {
+    const float* gate = scratch.gate_up + pair * 2 * intermediate;
+    float* h = scratch.h + pair * h_stride;
     swiglu_row(gate, gate + intermediate, h, intermediate);
-    for (int64_t i = 0; i < intermediate; ++i) {
-      T rounded;
-      store(&rounded, h[i]);
-      h[i] = to_float(rounded);
-    }
-  }
-#pragma omp parallel for schedule(static) if (pairs * hidden * intermediate > 250000)
-  for (int64_t job = 0; job < hits * out_tiles; ++job)
-    multiply(scratch.hit[job / out_tiles], 2, job % out_tiles,
-             [&](int64_t pair) { return scratch.h + pair * intermediate; }, scratch.down, hidden, hidden);
+    each_sixteen(intermediate, [&](int64_t i, int64_t lanes) {
+      store(h + i, rounded(static_cast<T*>(nullptr), load(h + i, lanes)), lanes);
+    });
+  });
+  for_each_job(hits * out_strips, pairs * hidden * intermediate, [&](int64_t job) {
+    multiply_pairs(
+        scratch.hit[job / out_strips], 2, job % out_strips, [&](int64_t pair) { return scratch.h + pair * h_stride; },
+        scratch.down, hidden, hidden);
+  });
 
   const T* shared = static_cast<const T*>(args.shared);
   const T* residual = static_cast<const T*>(args.residual);
   T* y = static_cast<T*>(args.y);
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < hidden; ++c) {
-      float sum = 0;
+  for_each_job(rows, pairs * hidden, [&](int64_t row) {
+    each_sixteen(hidden, [&](int64_t c, int64_t lanes) {
+      const int64_t at = row * hidden + c;
+      F32x16 sum = {};
       for (int64_t k = 0; k < shape.top_k; ++k) {
-        const int64_t pair = r * shape.top_k + k;
-        sum += args.weights[pair] * scratch.down[pair * hidden + c];
+        const int64_t pair = row * shape.top_k + k;
+        sum = fma(splat(args.weights[pair]), load(scratch.down + pair * hidden + c, lanes), sum);
       }
-      if (shared) sum += to_float(shared[r * hidden + c]);
-      if (residual) sum = to_float(residual[r * hidden + c]) + sum;
-      store(y + r * hidden + c, sum);
-    }
+      if (shared) sum = sum + load(shared + at, lanes);
+      if (residual) sum = load(residual + at, lanes) + sum;
+      store(y + at, sum, lanes);
+    });
+  });
 }
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

@@ -1,8 +1,19 @@
-// What the CPU kernels share beside arithmetic: defaults of the operator table.
+// What the CPU kernels share beside arithmetic: the path they are compiled for, and defaults of the operator table.
 #pragma once
 #include "../operator.h"
 
-namespace kdtree {
+// A kernel is compiled once per path (compile.sh): `portable`, `avx2` or `avx512`, which names its namespace too, so
+// that the linker cannot mix code of two instruction sets. The backend picks the path's table at run time.
+#ifndef KDTREE_PATH
+#error "compile with engine/ops/cpu/compile.sh"
+#endif
+
+// Defines kdtree::<path>::<name>, the path's entry in the backend's table.
+#define KDTREE_OPERATOR(name) \
+  extern const Operator name; \
+  const Operator name
+
+namespace kdtree::KDTREE_PATH {
 
 inline const char* accept_any(const void*) { return nullptr; }
 inline size_t no_bytes(const void*) { return 0; }
@@ -27,4 +38,4 @@ const char* refuse_as(const void* shape) {
   return reason(*static_cast<const Shape*>(shape));
 }
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

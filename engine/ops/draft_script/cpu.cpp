@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 void draft(const DraftScriptShape& shape, const ScriptHash& hash, int32_t right, float* logits) {
@@ -50,8 +50,8 @@ void run(const DraftScriptShape& shape, const DraftScriptArgs& args, void*) {
 
 }  // namespace
 
-const Operator draft_script = {"draft_script", refuse_as<DraftScriptShape, refuse>,
+KDTREE_OPERATOR(draft_script) = {"draft_script", refuse_as<DraftScriptShape, refuse>,
                                no_bytes,       nullptr,
                                no_bytes,       run_as<DraftScriptShape, DraftScriptArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

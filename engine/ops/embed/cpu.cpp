@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 void run(const EmbedShape& shape, const EmbedArgs& args, void*) {
@@ -14,6 +14,6 @@ void run(const EmbedShape& shape, const EmbedArgs& args, void*) {
 
 }  // namespace
 
-const Operator embed = {"embed", accept_any, no_bytes, nullptr, no_bytes, run_as<EmbedShape, EmbedArgs, run>};
+KDTREE_OPERATOR(embed) = {"embed", accept_any, no_bytes, nullptr, no_bytes, run_as<EmbedShape, EmbedArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

@@ -2,7 +2,7 @@
 #include "../cpu/operator_cpu.h"
 #include "op.h"
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 size_t packed_bytes(const GemmShape& shape) {
@@ -25,43 +25,40 @@ void pack(const GemmShape& shape, const GemmWeights& weights, void* packed) {
   });
 }
 
-// The inputs in fp32, [batch][rows][k].
+// The inputs in fp32, [batch][rows][input_stride(k)].
 size_t workspace(const GemmShape& shape) {
-  return sizeof(float) * static_cast<size_t>(shape.batch) * static_cast<size_t>(shape.max_rows) *
-         static_cast<size_t>(shape.k);
+  return sizeof(float) * static_cast<size_t>(shape.batch * shape.max_rows * input_stride(shape.k));
 }
 
 template <class X, class Y, class W>
-void multiply(const GemmShape& shape, const GemmArgs& args, float* inputs) {
-  const int64_t rows = *args.n_rows, tiles = tiles_of(shape.n);
+void run_typed(const GemmShape& shape, const GemmArgs& args, float* inputs) {
+  const int64_t rows = *args.n_rows, tiles = tiles_of(shape.n), strips = strips_of(shape.n);
+  const int64_t stride = input_stride(shape.k);
   for (int64_t b = 0; b < shape.batch; ++b)
-    for (int64_t r = 0; r < rows; ++r) {
-      const X* x = static_cast<const X*>(args.x) + b * shape.x_batch_stride + r * shape.x_row_stride;
-      for (int64_t c = 0; c < shape.k; ++c) inputs[(b * rows + r) * shape.k + c] = to_float(x[c]);
-    }
-#pragma omp parallel for schedule(static) if (rows * shape.batch * shape.n * shape.k > 500000)
-  for (int64_t job = 0; job < shape.batch * tiles; ++job) {
-    const int64_t b = job / tiles, tile = job % tiles;
+    for (int64_t r = 0; r < rows; ++r)
+      convert(static_cast<const X*>(args.x) + b * shape.x_batch_stride + r * shape.x_row_stride,
+              inputs + (b * rows + r) * stride, shape.k);
+  for_each_job(shape.batch * strips, rows * shape.batch * shape.n * shape.k, [&](int64_t job) {
+    const int64_t b = job / strips, first = job % strips * kStrip;
     const FloatTiles<W> weights{static_cast<const W*>(args.packed) + b * tiles * kTile * shape.k, shape.k};
-    const int64_t outputs = std::min<int64_t>(kTile, shape.n - tile * kTile);
-    for (int64_t first = 0; first < rows; first += kRowsAtOnce)
-      multiply_tile(
-          weights, tile, std::min(kRowsAtOnce, rows - first),
-          [&](int64_t r) { return inputs + (b * rows + first + r) * shape.k; },
-          [&](int64_t r, F32x16 y) {
-            const int64_t at = b * shape.y_batch_stride + (first + r) * shape.y_row_stride + tile * kTile;
-            if (args.add) y = load_partial(static_cast<const Y*>(args.add) + at, outputs) + y;
-            store(static_cast<Y*>(args.y) + at, y, outputs);
-          });
-  }
+    multiply(
+        weights, first, std::min(first + kStrip, tiles), rows,
+        [&](int64_t row) { return inputs + (b * rows + row) * stride; },
+        [&](int64_t row, int64_t tile, F32x16 y) {
+          const int64_t at = b * shape.y_batch_stride + row * shape.y_row_stride + tile * kTile;
+          const int64_t outputs = std::min(kTile, shape.n - tile * kTile);
+          if (args.add) y = load(static_cast<const Y*>(args.add) + at, outputs) + y;
+          store(static_cast<Y*>(args.y) + at, y, outputs);
+        });
+  });
 }
 
 void run(const GemmShape& shape, const GemmArgs& args, void* workspace) {
   with_type(shape.x_type, [&](auto* x) {
     with_type(shape.y_type, [&](auto* y) {
       with_type(shape.w_type, [&](auto* w) {
-        multiply<std::remove_pointer_t<decltype(x)>, std::remove_pointer_t<decltype(y)>,
-                 std::remove_pointer_t<decltype(w)>>(shape, args, static_cast<float*>(workspace));
+        run_typed<std::remove_pointer_t<decltype(x)>, std::remove_pointer_t<decltype(y)>,
+                  std::remove_pointer_t<decltype(w)>>(shape, args, static_cast<float*>(workspace));
       });
     });
   });
@@ -69,11 +66,11 @@ void run(const GemmShape& shape, const GemmArgs& args, void* workspace) {
 
 }  // namespace
 
-const Operator gemm = {"gemm",
+KDTREE_OPERATOR(gemm) = {"gemm",
                        accept_any,
                        bytes_as<GemmShape, packed_bytes>,
                        prepare_as<GemmShape, GemmWeights, pack>,
                        bytes_as<GemmShape, workspace>,
                        run_as<GemmShape, GemmArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 void run(const KvCompactShape& shape, const KvCompactArgs& args, void*) {
@@ -19,7 +19,7 @@ void run(const KvCompactShape& shape, const KvCompactArgs& args, void*) {
 
 }  // namespace
 
-const Operator kv_compact = {"kv_compact", accept_any, no_bytes, nullptr,
+KDTREE_OPERATOR(kv_compact) = {"kv_compact", accept_any, no_bytes, nullptr,
                              no_bytes,     run_as<KvCompactShape, KvCompactArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

@@ -2,7 +2,7 @@
 #include "../cpu/operator_cpu.h"
 #include "op.h"
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 ExpertShape sizes(const MoeExpertsShape& s) { return {s.max_rows, s.hidden, s.intermediate, s.n_experts, s.top_k}; }
@@ -52,11 +52,11 @@ void run(const MoeExpertsShape& shape, const MoeExpertsArgs& args, void* workspa
 
 }  // namespace
 
-const Operator moe_experts = {"moe_experts",
+KDTREE_OPERATOR(moe_experts) = {"moe_experts",
                               accept_any,
                               bytes_as<MoeExpertsShape, packed_bytes>,
                               prepare_as<MoeExpertsShape, MoeExpertsWeights, pack>,
                               bytes_as<MoeExpertsShape, workspace>,
                               run_as<MoeExpertsShape, MoeExpertsArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 constexpr float kTaken = -std::numeric_limits<float>::infinity();
@@ -37,10 +37,8 @@ void route(const MoeRouteShape& shape, const float* logits, const float* bias, f
   float* scores = scratch;
   float* choice = scores + shape.n_experts;
   float* groups = choice + shape.n_experts;
-  for (int32_t e = 0; e < shape.n_experts; e += kLanes) {
-    const int32_t count = std::min(kLanes, shape.n_experts - e);
-    store(scores + e, sigmoid(load_partial(logits + e, count)), count);
-  }
+  each_sixteen(shape.n_experts,
+               [&](int64_t e, int64_t lanes) { store(scores + e, sigmoid(load(logits + e, lanes)), lanes); });
   for (int32_t e = 0; e < shape.n_experts; ++e) choice[e] = scores[e] + bias[e];
 
   if (shape.topk_group < shape.n_group) {
@@ -84,11 +82,11 @@ void run(const MoeRouteShape& shape, const MoeRouteArgs& args, void* workspace) 
 
 }  // namespace
 
-const Operator moe_route = {"moe_route",
+KDTREE_OPERATOR(moe_route) = {"moe_route",
                             refuse_as<MoeRouteShape, refuse>,
                             no_bytes,
                             nullptr,
                             bytes_as<MoeRouteShape, workspace>,
                             run_as<MoeRouteShape, MoeRouteArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

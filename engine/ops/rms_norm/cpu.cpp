@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 template <class T>
@@ -15,7 +15,9 @@ void normalise(const RmsNormShape& shape, const RmsNormArgs& args) {
     const T* x = static_cast<const T*>(args.x) + i * shape.x_row_stride;
     T* y = static_cast<T*>(args.y) + (first + i) * shape.y_row_stride;
     const float inverse = 1.0f / std::sqrt(dot(x, x, shape.cols) / static_cast<float>(shape.cols) + shape.eps);
-    for (int64_t c = 0; c < shape.cols; ++c) store(y + c, to_float(x[c]) * inverse * to_float(weight[c]));
+    each_sixteen(shape.cols, [&](int64_t c, int64_t lanes) {
+      store(y + c, load(x + c, lanes) * splat(inverse) * load(weight + c, lanes), lanes);
+    });
   }
 }
 
@@ -25,7 +27,7 @@ void run(const RmsNormShape& shape, const RmsNormArgs& args, void*) {
 
 }  // namespace
 
-const Operator rms_norm = {"rms_norm", accept_any, no_bytes, nullptr, no_bytes,
+KDTREE_OPERATOR(rms_norm) = {"rms_norm", accept_any, no_bytes, nullptr, no_bytes,
                            run_as<RmsNormShape, RmsNormArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

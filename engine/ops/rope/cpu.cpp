@@ -2,7 +2,7 @@
 #include "../cpu/vector.h"
 #include "op.h"
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 template <class T>
@@ -33,7 +33,7 @@ void run(const RopeShape& shape, const RopeArgs& args, void*) {
 
 }  // namespace
 
-const Operator rope = {"rope",   refuse_as<RopeShape, refuse>,   no_bytes, nullptr,
+KDTREE_OPERATOR(rope) = {"rope",   refuse_as<RopeShape, refuse>,   no_bytes, nullptr,
                        no_bytes, run_as<RopeShape, RopeArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

@@ -2,7 +2,7 @@
 #include "../cpu/swiglu.h"
 #include "op.h"
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 void run(const SwigluShape& shape, const SwigluArgs& args, void*) {
@@ -17,6 +17,6 @@ void run(const SwigluShape& shape, const SwigluArgs& args, void*) {
 
 }  // namespace
 
-const Operator swiglu = {"swiglu", accept_any, no_bytes, nullptr, no_bytes, run_as<SwigluShape, SwigluArgs, run>};
+KDTREE_OPERATOR(swiglu) = {"swiglu", accept_any, no_bytes, nullptr, no_bytes, run_as<SwigluShape, SwigluArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

@@ -1,7 +1,7 @@
 #include "../cpu/operator_cpu.h"
 #include "op.h"
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 // The child of `row` that holds `token`; -1 if there is none. Siblings differ, so there is at most one.
@@ -54,7 +54,7 @@ void run(const TreeAcceptShape&, const TreeAcceptArgs& args, void*) {
 
 }  // namespace
 
-const Operator tree_accept = {"tree_accept", accept_any, no_bytes, nullptr,
+KDTREE_OPERATOR(tree_accept) = {"tree_accept", accept_any, no_bytes, nullptr,
                               no_bytes,      run_as<TreeAcceptShape, TreeAcceptArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

@@ -182,6 +182,13 @@ CASES = [
         invariance=False,
     ),
     TreeAttentionCase(
+        name="many_heads",
+        risk="heads in groups: a second group, and a remainder",
+        parents=RAGGED_17,
+        prefix=61,
+        heads=13,
+    ),
+    TreeAttentionCase(
         name="odd",
         risk="tails of vectors",
         parents=RAGGED_17,

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 constexpr float kNever = -INFINITY;
@@ -44,12 +44,11 @@ struct Scratch {
 
 double log_sum_exp(const float* logits, int32_t n, float largest) {
   double total = 0;
-  for (int32_t i = 0; i < n; i += kLanes) {
-    const int32_t count = std::min(kLanes, n - i);
+  each_sixteen(n, [&](int64_t i, int64_t lanes) {
     float e[kLanes];
-    store(e, exp(load_partial(logits + i, count) - splat(largest)));
-    for (int32_t j = 0; j < count; ++j) total += e[j];
-  }
+    store(e, exp(load(logits + i, lanes) - splat(largest)));
+    for (int64_t j = 0; j < lanes; ++j) total += static_cast<double>(e[j]);
+  });
   return std::log(total);
 }
 
@@ -140,9 +139,9 @@ void run(const TreeBuildShape& shape, const TreeBuildArgs& args, void* workspace
 
 }  // namespace
 
-const Operator tree_build = {"tree_build", refuse_as<TreeBuildShape, refuse>,
+KDTREE_OPERATOR(tree_build) = {"tree_build", refuse_as<TreeBuildShape, refuse>,
                              no_bytes,     nullptr,
                              bytes_as<TreeBuildShape, workspace>,
                              run_as<TreeBuildShape, TreeBuildArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

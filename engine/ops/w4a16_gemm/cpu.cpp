@@ -2,7 +2,7 @@
 #include "../cpu/operator_cpu.h"
 #include "op.h"
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 const char* refuse(const W4a16GemmShape& shape) {
@@ -24,40 +24,36 @@ void pack(const W4a16GemmShape& shape, const W4a16GemmWeights& weights, void* pa
   });
 }
 
-// The inputs in fp32, [rows][k].
+// The inputs in fp32, [rows][input_stride(k)].
 size_t workspace(const W4a16GemmShape& shape) {
-  return sizeof(float) * static_cast<size_t>(shape.max_rows) * static_cast<size_t>(shape.k);
+  return sizeof(float) * static_cast<size_t>(shape.max_rows * input_stride(shape.k));
 }
 
 template <class X, class Y, class S>
-void multiply(const W4a16GemmShape& shape, const W4a16GemmArgs& args, float* inputs) {
-  const int64_t rows = *args.n_rows, tiles = tiles_of(shape.n);
-  for (int64_t r = 0; r < rows; ++r) {
-    const X* x = static_cast<const X*>(args.x) + r * shape.x_row_stride;
-    for (int64_t c = 0; c < shape.k; ++c) inputs[r * shape.k + c] = to_float(x[c]);
-  }
+void run_typed(const W4a16GemmShape& shape, const W4a16GemmArgs& args, float* inputs) {
+  const int64_t rows = *args.n_rows, tiles = tiles_of(shape.n), stride = input_stride(shape.k);
+  for (int64_t r = 0; r < rows; ++r)
+    convert(static_cast<const X*>(args.x) + r * shape.x_row_stride, inputs + r * stride, shape.k);
   const Int4Tiles<S> weights(args.packed, shape.n, shape.k, shape.group);
-#pragma omp parallel for schedule(static) if (rows * shape.n * shape.k > 500000)
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t outputs = std::min<int64_t>(kTile, shape.n - tile * kTile);
-    for (int64_t first = 0; first < rows; first += kRowsAtOnce)
-      multiply_tile(
-          weights, tile, std::min(kRowsAtOnce, rows - first),
-          [&](int64_t r) { return inputs + (first + r) * shape.k; },
-          [&](int64_t r, F32x16 y) {
-            const int64_t at = (first + r) * shape.y_row_stride + tile * kTile;
-            if (args.add) y = load_partial(static_cast<const Y*>(args.add) + at, outputs) + y;
-            store(static_cast<Y*>(args.y) + at, y, outputs);
-          });
-  }
+  for_each_job(strips_of(shape.n), rows * shape.n * shape.k, [&](int64_t strip) {
+    multiply(
+        weights, strip * kStrip, std::min((strip + 1) * kStrip, tiles), rows,
+        [&](int64_t row) { return inputs + row * stride; },
+        [&](int64_t row, int64_t tile, F32x16 y) {
+          const int64_t at = row * shape.y_row_stride + tile * kTile;
+          const int64_t outputs = std::min(kTile, shape.n - tile * kTile);
+          if (args.add) y = load(static_cast<const Y*>(args.add) + at, outputs) + y;
+          store(static_cast<Y*>(args.y) + at, y, outputs);
+        });
+  });
 }
 
 void run(const W4a16GemmShape& shape, const W4a16GemmArgs& args, void* workspace) {
   with_type(shape.x_type, [&](auto* x) {
     with_type(shape.y_type, [&](auto* y) {
       with_type(shape.scale_type, [&](auto* s) {
-        multiply<std::remove_pointer_t<decltype(x)>, std::remove_pointer_t<decltype(y)>,
-                 std::remove_pointer_t<decltype(s)>>(shape, args, static_cast<float*>(workspace));
+        run_typed<std::remove_pointer_t<decltype(x)>, std::remove_pointer_t<decltype(y)>,
+                  std::remove_pointer_t<decltype(s)>>(shape, args, static_cast<float*>(workspace));
       });
     });
   });
@@ -65,11 +61,11 @@ void run(const W4a16GemmShape& shape, const W4a16GemmArgs& args, void* workspace
 
 }  // namespace
 
-const Operator w4a16_gemm = {"w4a16_gemm",
+KDTREE_OPERATOR(w4a16_gemm) = {"w4a16_gemm",
                              refuse_as<W4a16GemmShape, refuse>,
                              bytes_as<W4a16GemmShape, packed_bytes>,
                              prepare_as<W4a16GemmShape, W4a16GemmWeights, pack>,
                              bytes_as<W4a16GemmShape, workspace>,
                              run_as<W4a16GemmShape, W4a16GemmArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

@@ -2,7 +2,7 @@
 #include "../cpu/operator_cpu.h"
 #include "op.h"
 
-namespace kdtree {
+namespace kdtree::KDTREE_PATH {
 namespace {
 
 ExpertShape sizes(const W4a16MoeExpertsShape& s) {
@@ -66,11 +66,11 @@ void run(const W4a16MoeExpertsShape& shape, const W4a16MoeExpertsArgs& args, voi
 
 }  // namespace
 
-const Operator w4a16_moe_experts = {"w4a16_moe_experts",
+KDTREE_OPERATOR(w4a16_moe_experts) = {"w4a16_moe_experts",
                                     refuse_as<W4a16MoeExpertsShape, refuse>,
                                     bytes_as<W4a16MoeExpertsShape, packed_bytes>,
                                     prepare_as<W4a16MoeExpertsShape, W4a16MoeExpertsWeights, pack>,
                                     bytes_as<W4a16MoeExpertsShape, workspace>,
                                     run_as<W4a16MoeExpertsShape, W4a16MoeExpertsArgs, run>};
 
-}  // namespace kdtree
+}  // namespace kdtree::KDTREE_PATH

@@ -1,0 +1,19 @@
+// Jobs over threads. Which thread runs a job, and how many there are, changes no bits.
+#pragma once
+#include "vector.h"
+
+namespace kdtree::KDTREE_PATH {
+
+// Multiplications from which waking the other threads pays: some tens of microseconds on one.
+constexpr int64_t kWorthThreads = 125000 * kRegisterLanes;
+constexpr int64_t kExpCost = 16;  // multiplications that an exp takes as long as
+
+// f(job) for 0 <= job < jobs, which take about `work` multiplications in all. Jobs are handed out one by one, so that
+// a thread that shares its core with another program holds nobody up.
+template <class F>
+void for_each_job(int64_t jobs, int64_t work, F&& f) {
+#pragma omp parallel for schedule(dynamic) if (jobs > 1 && work >= kWorthThreads)
+  for (int64_t job = 0; job < jobs; ++job) f(job);
+}
+
+}  // namespace kdtree::KDTREE_PATH
