@@ -32,12 +32,6 @@ FAULTS = {
         "args.accepted_rows[i] - 1) * row, row)",
         "operator kv_compact (cpu): ",
     ),
-    "reference's nibble offset": (
-        "reference/ops.py",
-        "q = nibbles.reshape(*sc.shape, group).astype(sc.dtype) - 8",
-        "q = nibbles.reshape(*sc.shape, group).astype(sc.dtype) - 7",
-        "operator w4a16_gemm (cpu): ",
-    ),
     "reference's softmax scale": (
         "reference/rope.py",
         "return config.qk_head_dim**-0.5 * m * m",
