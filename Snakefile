@@ -29,6 +29,7 @@ rule all:
     input:
         verdicts=expand("results/{bundle}.pass", bundle=BUNDLES),
         summary="results/summary.json",
+        cuda=CUDA_BUILD,
 
 
 onerror:

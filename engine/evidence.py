@@ -21,6 +21,14 @@ class Golden:
 
 
 @dataclass(frozen=True)
+class Bf16Golden:
+    """What the reference says of the golden's tokens with bf16-rounded weights (reference/bf16.py)."""
+
+    logits: np.ndarray  # [t, vocab] float64 rounded to float32: row i after the first i golden tokens
+    errors: np.ndarray  # [t] the largest |plain torch bf16 - float64| of each row
+
+
+@dataclass(frozen=True)
 class Decoded:
     """What the engine decodes from one prompt. Committed row r chooses token r and stands at position p - 1 + r."""
 
@@ -29,6 +37,7 @@ class Decoded:
     kv: np.ndarray  # [layers, positions, kv_lora + rope], the prompt's positions first
     rounds: np.ndarray  # [steps + 1, 2] int32: rows of the verify call, rows committed; round 0 yields the first token
     overrun: np.ndarray  # int32, plain decoding only: tokens past the cut, for the drafters
+    forced_logits: np.ndarray  # [t, vocab], plain bf16 decoding only: row t after the first t golden tokens
     stats: dict  # steps, committed, stop_reason, and the sha256 of every round's logits and KV rows
 
     @cached_property
@@ -75,6 +84,13 @@ def read_goldens(file: str) -> dict[str, Golden]:
     }
 
 
+def read_bf16_goldens(file: str) -> dict[str, Bf16Golden]:
+    tensors, metadata = read_safetensors(Path(file))
+    return {
+        name: Bf16Golden(tensors[f"{name}.logits"], tensors[f"{name}.errors"]) for name in json.loads(metadata["names"])
+    }
+
+
 def read_run(file: str) -> Run:
     tensors, metadata = read_safetensors(Path(file))
     settings = json.loads(metadata["kdtree"])
@@ -85,7 +101,7 @@ def read_run(file: str) -> Run:
         {
             stats["name"]: Decoded(
                 *(tensors[f"{stats['name']}.{tensor}"] for tensor in ("tokens", "logits", "kv", "rounds")),
-                tensors.get(f"{stats['name']}.overrun", nothing),
+                *(tensors.get(f"{stats['name']}.{tensor}", nothing) for tensor in ("overrun", "forced_logits")),
                 stats,
             )
             for stats in settings.pop("prompts")

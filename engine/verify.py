@@ -19,7 +19,7 @@ from statistics import fmean
 
 from engine import judge
 from engine.case import replay, write_case
-from engine.evidence import Golden, read_goldens, read_run
+from engine.evidence import Golden, read_bf16_goldens, read_goldens, read_run
 from engine.judge import Findings
 
 
@@ -29,10 +29,14 @@ def judge_runs(plan: dict, variant: str, goldens: dict[str, Golden], findings: F
     made = {key: evidence[key] for key in ("backend", "activations")} | {"block_size": decode["block_size"]}
     ar_run = read_run(evidence["ar"])
     judge.judge_settings(ar_run, made | {"mode": "ar"}, evidence["operators"]["ar"], findings)
-    records = {}
-    for name in plan["prompts"]:
-        ar = ar_run.prompts[name]
-        records[name] = {"ar": judge.judge_ar(variant, name, goldens[name], ar, plan, findings)}
+    plain = {name: ar_run.prompts[name] for name in plan["prompts"]}
+    if evidence["bf16_golden"]:
+        bf16 = read_bf16_goldens(evidence["bf16_golden"])
+        judged = judge.judge_ar_bf16(variant, goldens, bf16, plain, plan, findings)
+    else:
+        judged = {name: judge.judge_ar(variant, name, goldens[name], ar, plan, findings) for name, ar in plain.items()}
+    records = {name: {"ar": record} for name, record in judged.items()}
+    for name, ar in plain.items():
         judge.judge_rounds(variant, "ar", name, ar, findings)
     configured = decode["drafter"]["kind"]
     for kind in sorted(evidence["ddtree"], key=lambda kind: (kind != configured, kind)):
@@ -51,10 +55,8 @@ def judge_runs(plan: dict, variant: str, goldens: dict[str, Golden], findings: F
 def summary_line(variant: str, prompt: str, record: dict, expected: int) -> str:
     """What a person wants to see of one prompt."""
     ar = record["ar"]
-    parts = [
-        f"{variant} {prompt}: tokens={ar['exact']}/{expected} "
-        f"max_abs_logit_diff={ar['max_abs_logit_diff']:.2e} bound={ar['bound']:.2e}"
-    ]
+    judged = judged_error(ar)
+    parts = [f"{variant} {prompt}: tokens={ar['exact']}/{expected} {judged}={ar[judged]:.2e} bound={ar['bound']:.2e}"]
     for kind, tree in record.items():
         if kind != "ar":
             same = "bitwise" if tree["bitwise_logits"] and tree["bitwise_kv"] else "NOT bitwise"
@@ -72,9 +74,15 @@ def means(records: list[dict]) -> dict:
         whole = isinstance(first, int) and sum(values) % len(values) == 0
         result[key] = all(values) if isinstance(first, bool) else sum(values) // len(values) if whole else fmean(values)
     if "bound" in result:
-        nearest = max(records, key=lambda record: record["max_abs_logit_diff"] / record["bound"])
-        result |= {key: nearest[key] for key in ("max_abs_logit_diff", "bound", "noise")}
+        result |= max(records, key=lambda record: record[judged_error(record)] / record["bound"]) | {
+            key: result[key] for key in ("tokens", "exact")
+        }
     return result
+
+
+def judged_error(ar: dict) -> str:
+    """The key of what is held against the bound: bf16 is judged by its median position."""
+    return "median_logit_diff" if "median_logit_diff" in ar else "max_abs_logit_diff"
 
 
 def sections(record: dict, decode: dict) -> dict:
@@ -113,6 +121,7 @@ def evidence_files(plan: dict) -> list[str]:
     files = [plan["bundle_file"], plan["golden"], *([plan["float32_golden"]] if plan["float32_golden"] else [])]
     for evidence in plan["variants"].values():
         files += [evidence["ar"], *evidence["ddtree"].values(), *evidence["checks"]]
+        files += [evidence["bf16_golden"]] if evidence["bf16_golden"] else []
     return files
 
 

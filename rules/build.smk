@@ -21,12 +21,55 @@ rule compile:
         " 2>&1 | tee {log} >&2"
 
 
+# --keep: without it nvcc names its temporary files, and with them symbols in the object, by its process id.
+rule compile_cuda:
+    input:
+        source=cuda_source,
+        headers=cuda_headers,
+    output:
+        object="results/build/cuda/{unit}.o",
+        ptxas="results/build/cuda/{unit}.ptxas",
+    log:
+        "results/logs/compile/cuda/{unit}.log",
+    benchmark:
+        "results/benchmarks/compile/cuda/{unit}.tsv"
+    wildcard_constraints:
+        unit=one_of(CUDA_UNITS),
+    params:
+        flags=CUDA_FLAGS,
+        env=NVCC,
+    shell:
+        "{{ mkdir -p {output.object}.keep && nvcc {params.flags} --keep --keep-dir {output.object}.keep"
+        " -c {input.source} -o {output.object} && rm -r {output.object}.keep; }} > {log} 2>&1"
+        " && grep -v warning {log} > {output.ptxas} || {{ cat {log} >&2; exit 1; }}"
+
+
+ruleorder: compile_cuda > compile
+
+
+# Registers, shared memory and spills of every CUDA kernel; a spill, or a block too large for sm_120, is an error. Made
+# without a GPU too: so a CUDA edit that does not compile shows everywhere where there is nvcc.
+rule cuda_resources:
+    input:
+        py=py_sources("engine/cuda_resources.py"),
+        ptxas=expand("results/build/cuda/{unit}.ptxas", unit=CUDA_UNITS),
+        library="results/build/cuda/libkdtree_cuda.so",
+    output:
+        "results/build/cuda/resources.json",
+    log:
+        "results/logs/cuda_resources.log",
+    benchmark:
+        "results/benchmarks/cuda_resources.tsv"
+    shell:
+        "python -m engine.cuda_resources {input.ptxas} --output {output} 2>&1 | tee {log} >&2"
+
+
 # A checkpoint: what follows is judged anew, by the digests' content, once the library is linked.
 checkpoint link:
     input:
         operators=objects(OPERATORS),
         core=objects(CORE_UNITS),
-        interface=objects(INTERFACE_UNITS),
+        interface=interface_objects,
     output:
         library="results/build/{backend}/libkdtree_{backend}.so",
         operators=expand("results/build/{{backend}}/{operator}.sha256", operator=OPERATORS),
@@ -37,10 +80,10 @@ checkpoint link:
     benchmark:
         "results/benchmarks/link/{backend}.tsv"
     params:
-        flags="-shared -fopenmp -Wl,--no-undefined",
-        env=VERSIONS["g++"],
+        linker=linker,
+        env=compiler,
     shell:
-        "{{ g++ {params.flags} {input} -o {output.library}.$$ && mv {output.library}.$$ {output.library}"
+        "{{ {params.linker} {input} -o {output.library}.$$ && mv {output.library}.$$ {output.library}"
         " && for object in {input.operators}; do sha256sum < $object > ${{object%.o}}.sha256; done"
         " && cat {input.core} {input.interface} | sha256sum > {output.core}"
         " && cat {input.interface} | sha256sum > {output.interface}; }} 2>&1 | tee {log} >&2"

@@ -13,8 +13,10 @@ rule check:
         "results/benchmarks/check/{backend}/{operator}.tsv"
     wildcard_constraints:
         operator=one_of(OPERATORS),
+    resources:
+        gpu=gpus,
     params:
-        env=NUMPY,
+        env=machine,
     shell:
         "python -m engine.check --library {input.library} --operator {wildcards.operator} --output {output}"
         " 2>&1 | tee {log} >&2"

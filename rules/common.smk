@@ -17,8 +17,26 @@ from engine.sanitize import FLAVOURS, compile_flags
 config_file, *overlays = reversed(workflow.configfiles)
 if errors := check(config, Path(workflow.basedir, "config.schema.yaml"), [config_file, *reversed(overlays)]):
     sys.exit("\n".join(errors))
-if config["device"] == "cuda":
-    sys.exit('error: config.yaml: device: "cuda": the ladder runs the CPU backend only')
+
+
+def output_of(*command):
+    """What a tool prints; empty if there is no such tool, or if it fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+# What this machine can do: compile CUDA (nvcc), run it (a GPU), both or neither.
+NVCC = re.sub(r"(?s).*release \S+ (V[\d.]+).*", r"nvcc \1", output_of("nvcc", "--version"))
+GPU = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+RUN_BACKENDS = {"auto": ["cpu", "cuda"] if NVCC and GPU else ["cpu"], "cpu": ["cpu"], "cuda": ["cuda"]}[
+    config["device"]
+]
+if config["device"] == "cuda" and not (NVCC and GPU):
+    sys.exit(
+        'error: config.yaml: device: "cuda": {}'.format("no GPU answers nvidia-smi" if NVCC else "no nvcc on the PATH")
+    )
 
 # `python` and the tools are those of snakemake's own environment, activated or not. Threads that wait sleep: jobs share
 # the cores, and a spinning one would hold up another's.
@@ -42,7 +60,7 @@ QUANTISED_BUNDLES = [name for name, bundle in BUNDLES.items() if bundle["quant"]
 
 wildcard_constraints:
     bundle="|".join(BUNDLES),
-    backend="cpu",
+    backend="cpu|cuda",
     activations="float32|bfloat16",
 
 
@@ -128,6 +146,12 @@ TORCH = "".join(found.version for found in importlib.metadata.distributions(name
 # Contraction is off because it would let two instances of one kernel round differently (docs/numerics.md).
 CXX_FLAGS = "-std=c++17 -O3 -fPIC -fopenmp -ffp-contract=off -DNDEBUG -Wall -Wextra -Wno-psabi"
 
+# Machine code for Hopper and for Blackwell workstations; no PTX, so that no driver compiles anything else.
+CUDA_FLAGS = (
+    "-std=c++17 -O3 --fmad=false -DNDEBUG -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v"
+    " -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_120a,code=sm_120a"
+)
+
 
 # ---- weights, quantize
 
@@ -152,23 +176,35 @@ def float_bundle_file(wildcards):
 # ---- build
 
 
-def cpp_units(folder, prefix):
-    """{name of the object: source} of every C++ file in a folder."""
-    return {"{}/{}".format(prefix, path.stem): str(path) for path in sorted(Path(folder).glob("*.cpp"))}
+def sources_in(folder, prefix):
+    """{name of the object: source} of every C++ and CUDA file in a folder."""
+    return {"{}/{}".format(prefix, path.stem): str(path) for path in sorted(Path(folder).glob("*.c[pu]*"))}
 
 
 # The C interface and the backend, which checks go through; and the rest of the core, which only decoding does.
-INTERFACE_UNITS = cpp_units("engine/backend/cpu", "backend") | {"core/api": "engine/core/api.cpp"}
-CORE_UNITS = {name: source for name, source in cpp_units("engine/core", "core").items() if name not in INTERFACE_UNITS}
-UNITS = CORE_UNITS | INTERFACE_UNITS | {name: "engine/ops/{}/cpu.cpp".format(name) for name in OPERATORS}
+INTERFACE_UNITS = {
+    backend: sources_in("engine/backend/{}".format(backend), "backend") | {"core/api": "engine/core/api.cpp"}
+    for backend in ("cpu", "cuda")
+}
+CORE_UNITS = {name: source for name, source in sources_in("engine/core", "core").items() if name != "core/api"}
+OPERATOR_UNITS = {
+    "cpu": {name: "engine/ops/{}/cpu.cpp".format(name) for name in OPERATORS},
+    "cuda": {name: "engine/ops/{}/cuda.cu".format(name) for name in OPERATORS},
+}
+UNITS = {backend: CORE_UNITS | INTERFACE_UNITS[backend] | OPERATOR_UNITS[backend] for backend in INTERFACE_UNITS}
+CUDA_UNITS = [name for name, source in UNITS["cuda"].items() if source.endswith(".cu")]
+
+
+# Without a GPU the CUDA backend is built all the same where there is nvcc.
+CUDA_BUILD = ["results/build/cuda/resources.json"] if NVCC else []
 
 
 def unit_source(wildcards):
-    return UNITS[wildcards.unit]
+    return UNITS[wildcards.backend][wildcards.unit]
 
 
 def unit_headers(wildcards):
-    return c_headers(UNITS[wildcards.unit])
+    return c_headers(unit_source(wildcards))
 
 
 # Object, source and flags -> the source compiled once per instruction set.
@@ -180,13 +216,36 @@ def unit_compiler(wildcards):
     return COMPILE_OPERATOR if wildcards.unit in OPERATORS else "g++ -c -o"
 
 
+def cuda_source(wildcards):
+    return UNITS["cuda"][wildcards.unit]
+
+
+def cuda_headers(wildcards):
+    return c_headers(cuda_source(wildcards))
+
+
+def interface_objects(wildcards):
+    return objects(INTERFACE_UNITS[wildcards.backend], wildcards.backend)
+
+
+def linker(wildcards):
+    return (
+        "nvcc -shared -Xcompiler -fopenmp" if wildcards.backend == "cuda" else "g++ -shared -fopenmp -Wl,--no-undefined"
+    )
+
+
+def compiler(wildcards):
+    """The version that a library depends on."""
+    return VERSIONS["g++"] + (" {}".format(NVCC) if wildcards.backend == "cuda" else "")
+
+
 TORCH_SOURCES = sorted(
     {file for path in Path("engine/torch_ops").glob("*.cpp") for file in [str(path), *c_headers(str(path))]}
 )
 
 
-def objects(units):
-    return ["results/build/{{backend}}/{}.o".format(unit) for unit in units]
+def objects(units, backend="{backend}"):
+    return ["results/build/{}/{}.o".format(backend, unit) for unit in units]
 
 
 # ---- check, run
@@ -218,6 +277,16 @@ def ddtree_digests(wildcards):
     return digests(wildcards, operators(wildcards.bundle, "ddtree"))
 
 
+def machine(wildcards):
+    """What a result depends on besides its inputs."""
+    return "{}, {}".format(NUMPY, GPU) if wildcards.backend == "cuda" else NUMPY
+
+
+def gpus(wildcards):
+    """One job at a time has the GPU (profiles/default)."""
+    return int(wildcards.backend == "cuda")
+
+
 def check_sources(wildcards):
     return py_sources("engine/check.py", "engine/ops/{}/cases.py".format(wildcards.operator))
 
@@ -234,7 +303,7 @@ def drafter(wildcards):
 
 # ---- sanitize
 
-SANITIZED_UNITS = UNITS | {"openmp": "engine/sanitize/openmp.cpp"}
+SANITIZED_UNITS = UNITS["cpu"] | {"openmp": "engine/sanitize/openmp.cpp"}
 SUBJECTS = [*OPERATORS, "decode"]
 
 
@@ -265,7 +334,12 @@ def subject_bundles(wildcards):
 
 # ---- verify
 
-VARIANTS = {"cpu": ("cpu", "float32")}  # name in the verdict -> backend, activations
+# Name in the verdict -> backend, activations.
+VARIANTS = {
+    backend if activations == "float32" else backend + "_bf16": (backend, activations)
+    for backend in RUN_BACKENDS
+    for activations in DECODE["activations"]
+}
 DRAFTERS = [DECODE["drafter"]["kind"], *config["verify"]["drafters"]]
 
 
@@ -276,6 +350,7 @@ def evidence(bundle):
             "backend": backend,
             "activations": activations,
             "library": "results/build/{0}/libkdtree_{0}.so".format(backend),
+            "bf16_golden": bf16_golden_file(bundle) if activations == "bfloat16" else None,
             "ar": run_file(backend, activations, bundle, "ar"),
             "ddtree": {kind: run_file(backend, activations, bundle, ddtree_name(kind)) for kind in DRAFTERS},
             "checks": ["results/checks/{}/{}.json".format(backend, name) for name in operators(bundle, "ddtree")],
@@ -283,6 +358,15 @@ def evidence(bundle):
         }
         for name, (backend, activations) in VARIANTS.items()
     }
+
+
+def bf16_golden_file(bundle):
+    return "results/golden/{}.bfloat16.safetensors".format(bundle)
+
+
+def bf16_golden(wildcards):
+    """What bf16 runs are judged by, if there are any."""
+    return sorted({file for v in evidence(wildcards.bundle).values() if (file := v["bf16_golden"])})
 
 
 def run_file(backend, activations, bundle, mode):

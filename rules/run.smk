@@ -15,8 +15,11 @@ rule ar:
     benchmark:
         "results/benchmarks/ar/{backend}.{activations}/{bundle}.tsv"
     threads: 1
+    resources:
+        gpu=gpus,
     params:
         options=AR_OPTIONS,
+        env=machine,
     shell:
         "python -m engine.run --library {input.library} --bundle {input.bundle} --golden {input.golden}"
         " --mode ar --activations {wildcards.activations} {params.options} --output {output}"
@@ -42,8 +45,11 @@ rule ddtree:
     wildcard_constraints:
         drafter="|[.](oracle|noisy|adversarial)",
     threads: 2
+    resources:
+        gpu=gpus,
     params:
         options=DDTREE_OPTIONS,
+        env=machine,
         drafter=drafter,
     shell:
         "python -m engine.run --library {input.library} --bundle {input.bundle} --golden {input.golden}"

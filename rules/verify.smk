@@ -18,6 +18,7 @@ rule verify:
         bundle="results/bundles/{bundle}.safetensors",
         golden="results/golden/{bundle}.safetensors",
         float32_golden=float32_golden,
+        bf16_golden=bf16_golden,
         runs=judged_runs,
         checks=judged_checks,
     output:
