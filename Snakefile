@@ -18,6 +18,8 @@ include: "rules/build.smk"  # C++ sources -> objects -> one library a backend, a
 include: "rules/check.smk"  # every operator against its numpy twin
 include: "rules/run.smk"  # the engine decodes: plain (ar) and with a draft tree (ddtree)
 include: "rules/verify.smk"  # the judge: results/<bundle>.pass, or the first divergence
+include: "rules/matrix.smk"  # tree = plain, by bytes, over everything that must not matter
+include: "rules/mutations.smk"  # one-line faults and the checks that catch them
 include: "rules/report.smk"  # all verdicts on one page
 include: "rules/sanitize.smk"  # the checks under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 include: "rules/fuzz.smk"  # mutated bundles, configs and arguments

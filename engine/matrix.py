@@ -29,6 +29,18 @@ NOISE = 0.3  # of the noisy drafter
 
 
 @dataclasses.dataclass(frozen=True)
+class Setting:
+    """What every cell has in common."""
+
+    library: str
+    bundle: OpenBundle
+    activations: str
+
+    def engine(self, **options) -> Engine:
+        return Engine(self.library, self.bundle, activations=self.activations, **options)
+
+
+@dataclasses.dataclass(frozen=True)
 class Plain:
     """What plain decoding yields after one prompt."""
 
@@ -39,12 +51,12 @@ class Plain:
     script: list[int]
 
 
-def plain_runs(library: str, bundle: OpenBundle, prompts: dict[str, list[int]], new_tokens: int, overrun: int) -> dict:
+def plain_runs(setting: Setting, prompts: dict[str, list[int]], new_tokens: int, overrun: int) -> dict:
     """{prompt name: Plain}, by one thread with the whole prompt in one prefill call."""
     longest = max(map(len, prompts.values()))
     runs = {}
-    with Engine(
-        library, bundle, context=longest + new_tokens, block_size=overrun, tree_budget=0, prefill_chunk=longest
+    with setting.engine(
+        context=longest + new_tokens, block_size=overrun, tree_budget=0, prefill_chunk=longest
     ) as engine:
         set_threads(engine, 1)
         for name, prompt in prompts.items():
@@ -89,12 +101,10 @@ def cells(axes: dict[str, list], cover: str) -> list[dict]:
     return chosen
 
 
-def run_cell(library: str, bundle: OpenBundle, plain: dict[str, Plain], cell: dict) -> dict:
+def run_cell(setting: Setting, plain: dict[str, Plain], cell: dict) -> dict:
     """One engine decodes every prompt; a smaller tree follows a larger one where the drafter's script ended."""
     new_tokens = len(next(iter(plain.values())).tokens)
-    with Engine(
-        library,
-        bundle,
+    with setting.engine(
         context=max(len(p.prompt) for p in plain.values()) + new_tokens,
         block_size=cell["block_size"],
         tree_budget=cell["tree_budget"],
@@ -111,11 +121,9 @@ def run_cell(library: str, bundle: OpenBundle, plain: dict[str, Plain], cell: di
 
 
 # ---- scenarios -------------------------------------------------------------------------------------------------------
-def ends_inside_paths(library: str, bundle: OpenBundle, plain: Plain, block_size: int) -> Iterator[tuple[str, dict]]:
+def ends_inside_paths(setting: Setting, plain: Plain, block_size: int) -> Iterator[tuple[str, dict]]:
     """A limit and a stop token on every position of the first two accepted paths."""
-    with Engine(
-        library, bundle, context=len(plain.script), block_size=block_size, tree_budget=2 * block_size
-    ) as engine:
+    with setting.engine(context=len(plain.script), block_size=block_size, tree_budget=2 * block_size) as engine:
         limits, stops = [], []
         for end in range(1, min(2 * block_size + 2, len(plain.tokens))):
             made, stats = record(engine, plain.prompt, mode="ddtree", max_new_tokens=end, script=plain.script)
@@ -133,8 +141,8 @@ def ends_inside_paths(library: str, bundle: OpenBundle, plain: Plain, block_size
             stops.append(compare(made, plain, plain.tokens[:first]) | {"reason": stats["stop_reason"] == "stop"})
     yield "limit inside a path", all_hold(limits)
     yield "stop token inside a path", all_hold(stops)
-    with Engine(
-        library, bundle, context=len(plain.prompt) + block_size + 1, block_size=block_size, tree_budget=2 * block_size
+    with setting.engine(
+        context=len(plain.prompt) + block_size + 1, block_size=block_size, tree_budget=2 * block_size
     ) as engine:
         made, stats = record(engine, plain.prompt, mode="ddtree", max_new_tokens=len(plain.tokens), script=plain.script)
         result = compare(made, plain, plain.tokens[: block_size + 1]) | {"reason": stats["stop_reason"] == "context"}
@@ -148,7 +156,7 @@ def with_head(bundle: OpenBundle, change) -> OpenBundle:
     return dataclasses.replace(bundle, tensors=tensors)
 
 
-def altered_heads(library: str, bundle: OpenBundle, plain: Plain, block_size: int) -> Iterator[tuple[str, dict]]:
+def altered_heads(setting: Setting, plain: Plain, block_size: int) -> Iterator[tuple[str, dict]]:
     """A model whose first token is id 0, and one in which every logit stands twice: the lower token must win."""
 
     def token_zero(rows):
@@ -163,13 +171,11 @@ def altered_heads(library: str, bundle: OpenBundle, plain: Plain, block_size: in
         ("token id 0", token_zero, lambda tokens: tokens[0] == 0),
         ("tied logits", pairs, lambda tokens: (tokens % 2 == 0).all()),
     ):
-        altered = with_head(bundle, change)
-        (run,) = plain_runs(library, altered, {"": plain.prompt}, len(plain.tokens), block_size).values()
+        altered = dataclasses.replace(setting, bundle=with_head(setting.bundle, change))
+        (run,) = plain_runs(altered, {"": plain.prompt}, len(plain.tokens), block_size).values()
         results = []
         for drafter in ("oracle", "noisy", "adversarial"):
-            with Engine(
-                library,
-                altered,
+            with altered.engine(
                 context=len(run.script),
                 block_size=block_size,
                 tree_budget=2 * block_size,
@@ -180,12 +186,10 @@ def altered_heads(library: str, bundle: OpenBundle, plain: Plain, block_size: in
         yield name, all_hold(results)
 
 
-def long_run(library: str, bundle: OpenBundle, prompt: list[int], new_tokens: int, block_size: int) -> dict:
+def long_run(setting: Setting, prompt: list[int], new_tokens: int, block_size: int) -> dict:
     """Many rounds: what a round leaves behind wrongly shows in a later one."""
-    (plain,) = plain_runs(library, bundle, {"": prompt}, new_tokens, block_size).values()
-    with Engine(
-        library,
-        bundle,
+    (plain,) = plain_runs(setting, {"": prompt}, new_tokens, block_size).values()
+    with setting.engine(
         context=len(plain.script),
         block_size=block_size,
         tree_budget=2 * block_size,
@@ -195,22 +199,43 @@ def long_run(library: str, bundle: OpenBundle, prompt: list[int], new_tokens: in
     return compare(made, plain, plain.tokens) | {"tokens": len(made["tokens"]) == new_tokens}
 
 
+def write(content: dict, output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    part = output.with_name(f"{output.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(part, output)
+
+
+def merge(files: list[Path]) -> dict:
+    """{"<backend>.<activations>": that variant's matrix}: its folder's name."""
+    return {file.parent.name: json.loads(file.read_text()) for file in files}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--bundle", required=True)
-    parser.add_argument("--golden", required=True, help="whose prompts to decode")
-    parser.add_argument("--axes", type=json.loads, required=True, help=f"values of {', '.join(AXES)}")
+    parser.add_argument("--merge", nargs="+", type=Path, help="the variants' matrices: nothing is run")
+    parser.add_argument("--library")
+    parser.add_argument("--bundle")
+    parser.add_argument("--golden", help="whose prompts to decode")
+    parser.add_argument("--activations", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--axes", type=json.loads, help=f"values of {', '.join(AXES)}")
     parser.add_argument("--cover", choices=("all", "pairs"), default="all")
     parser.add_argument("--new-tokens", type=int, default=24)
     parser.add_argument("--long", type=int, default=0, help="new tokens of the long run; 0 = none")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
+    if args.merge:
+        write(merge(args.merge), args.output)
+        return 0
+    for name in ("library", "bundle", "golden", "axes"):
+        if getattr(args, name) is None:
+            parser.error(f"--{name}: missing")
 
-    bundle, goldens = open_bundle(args.bundle), read_goldens(args.golden)
+    setting = Setting(args.library, open_bundle(args.bundle), args.activations)
+    goldens = read_goldens(args.golden)
     prompts = {name: golden.prompt.tolist() for name, golden in goldens.items()}
     chosen, largest = cells(args.axes, args.cover), max(args.axes["block_size"])
-    plain = plain_runs(args.library, bundle, prompts, args.new_tokens, largest)
+    plain = plain_runs(setting, prompts, args.new_tokens, largest)
     scenario_run = max(plain.values(), key=lambda run: len(set(run.tokens.tolist())))
     begin, done, failed = time.perf_counter(), [], []
 
@@ -221,28 +246,23 @@ def main() -> int:
         return result
 
     for index, cell in enumerate(chosen, 1):
-        done.append(note("cell", run_cell(args.library, bundle, plain, cell)))
+        done.append(note("cell", run_cell(setting, plain, cell)))
         if index % 50 == 0 or index == len(chosen):
             print(f"{index}/{len(chosen)} cells, {time.perf_counter() - begin:.0f} s", flush=True)
     scenarios = {}
     for name, result in itertools.chain(
-        ends_inside_paths(args.library, bundle, scenario_run, min(8, largest)),
-        altered_heads(args.library, bundle, scenario_run, min(8, largest)),
+        ends_inside_paths(setting, scenario_run, min(8, largest)),
+        altered_heads(setting, scenario_run, min(8, largest)),
     ):
         scenarios[name] = note(name, result)
     if args.long:
         scenarios[f"{args.long} new tokens"] = note(
-            "long run", long_run(args.library, bundle, scenario_run.prompt, args.long, min(8, largest))
+            "long run", long_run(setting, scenario_run.prompt, args.long, min(8, largest))
         )
     print(f"{len(chosen)} cells x {len(prompts)} prompts, {len(scenarios)} scenarios: {len(failed)} failed")
     if failed:
         return 1
-    part = args.output.with_name(f"{args.output.name}.{os.getpid()}.part")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    part.write_text(
-        json.dumps({"cover": args.cover, "prompts": list(prompts), "scenarios": scenarios, "cells": done}, indent=1)
-    )
-    os.replace(part, args.output)
+    write({"cover": args.cover, "prompts": list(prompts), "scenarios": scenarios, "cells": done}, args.output)
     return 0
 
 

@@ -412,6 +412,30 @@ def plan(wildcards):
     )
 
 
+# ---- matrix, mutations
+
+
+def matrix_options(wildcards):
+    """Threads are OpenMP's: only the CPU has them. The subset's long run is short."""
+    axes = {key: values for key, values in config["matrix"].items() if key != "long_run"}
+    if wildcards.backend != "cpu":
+        axes["threads"] = [1]
+    pairs = wildcards.cover == ".pairs"
+    long_run = config["matrix"]["long_run"] // 10 if pairs else config["matrix"]["long_run"]
+    return "--axes {} --cover {} --long {}".format(shlex.quote(as_json(axes)), "pairs" if pairs else "all", long_run)
+
+
+def matrix_variants(wildcards):
+    return [
+        "results/matrix/{}.{}/{}{}.json".format(backend, activations, wildcards.bundle, wildcards.cover)
+        for backend, activations in VARIANTS.values()
+    ]
+
+
+# A float bundle and what is quantised from it: between them they run every operator.
+MUTATED_BUNDLES = [*FLOAT_BUNDLES[-1:], *QUANTISED_BUNDLES[-1:]]
+
+
 # ---- after a failure
 
 
