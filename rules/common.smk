@@ -336,7 +336,7 @@ def subject_bundles(wildcards):
 
 # Name in the verdict -> backend, activations.
 VARIANTS = {
-    backend if activations == "float32" else backend + "_bf16": (backend, activations)
+    backend if activations == "float32" else "{}_bf16".format(backend): (backend, activations)
     for backend in RUN_BACKENDS
     for activations in DECODE["activations"]
 }
