@@ -148,6 +148,14 @@ CASES = {
         lambda f: set_tensor(f, EXPERT + ".weight_shape", lambda x: x.astype(np.float32)),
         r"gate_proj\.weight_shape: F32 \[2\]: must be two I32 or I64",
     ),
+    "weight_shape of three": (
+        lambda f: set_tensor(f, EXPERT + ".weight_shape", lambda x: np.array([64, 64, 1], np.int32)),
+        r"gate_proj\.weight_shape: I32 \[3\]: must be two I32 or I64",
+    ),
+    "infinite scale": (
+        lambda f: set_tensor(f, EXPERT + ".weight_scale", lambda x: np.full_like(x, 0xFF80)),
+        r"gate_proj\.weight_scale: NaN or inf",
+    ),
     "codes of another shape": (
         lambda f: set_tensor(f, EXPERT + ".weight_packed", lambda x: x[:32]),
         r"model-000.*safetensors: \S+gate_proj\.weight_packed: \[32, 8\]: shape must be \[64, 8\]",

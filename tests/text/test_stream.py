@@ -70,6 +70,18 @@ def test_stop_strings(text, stop, shown, met):
     assert ("".join(made), stopped) == (shown, met)
 
 
+def test_the_first_place_wins_where_one_token_completes_several():
+    tokenizer = Tokenizer(list, {0: b"one two three", 1: b" four"}, {})
+    for stop, shown, met in (
+        (["three", "two"], "one ", "two"),
+        (["e t", "two t"], "on", "e t"),
+        (["four"], None, "four"),
+    ):
+        stream = TextStream(tokenizer, stop)
+        assert stream.feed(0) + stream.feed(1) == ("one two three " if shown is None else shown)
+        assert stream.stopped == met and stream.finish() == ""
+
+
 @given(st.text(alphabet="abé"), st.lists(st.text(alphabet="abé", min_size=1, max_size=4), max_size=3))
 def test_nothing_from_a_stop_string_on_is_ever_given_out(text, stop):
     """Against the plain statement: the text before whichever stop string is complete first."""
