@@ -14,7 +14,6 @@ import numpy as np
 
 from engine.manifest import GROUP_SIZES
 from engine.mapped import NUMPY
-from engine.text import UsageError
 from reference.bundle import f32_to_bf16
 from reference.config import ModelConfig
 from reference.tensors import tensor_shapes
@@ -69,11 +68,11 @@ class GeneratedModel:
 
 def generate_model(fields: Mapping[str, Any], seed: int, group_size: int) -> GeneratedModel:
     """Matrices of variance 1/in keep the scale of their input; all layers' branches together add the embedding's own
-    variance. Raises ValueError from the config, UsageError if the group size does not fit."""
+    variance. Raises ValueError from the config, or if the group size does not fit."""
     config = ModelConfig.from_dict(fields)
     for name in ("hidden_size", "moe_intermediate_size"):
         if group_size not in GROUP_SIZES or getattr(config, name) % group_size:
-            raise UsageError(f"group_size: {group_size}: must be one of {GROUP_SIZES} and divide {name}")
+            raise ValueError(f"group_size: {group_size}: must be one of {GROUP_SIZES} and divide {name}")
     tensors = {}
     for name, shape in tensor_shapes(config).items():
         key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16], "little")

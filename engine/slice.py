@@ -20,7 +20,6 @@ import yaml
 from engine.api import find_library
 from engine.generated import GeneratedModel, generate_model
 from engine.native import Drafter, Engine, EngineError
-from engine.text import UsageError
 from reference import model as reference
 from reference import ops, rope
 from reference.bundle import as_float
@@ -162,7 +161,7 @@ def main() -> int:
     try:
         model = generate_model(fields, config["seed"], config["group_size"])
         made = run(config, model, args.library or find_library(args.device), args.activations)
-    except (ValueError, EngineError, UsageError) as error:
+    except (ValueError, EngineError) as error:
         print(f"error: {args.config}: {error}", file=sys.stderr)
         return 2
     text = json.dumps(made, indent=1)
