@@ -44,7 +44,12 @@ def test_defaults_are_filled():
     del config["verify"], config["device"], config["decode"]["drafter"], config["decode"]["stop_token_ids"]
     config["bundles"]["plain"] = {"model": "tiny"}
     assert check(config, SCHEMA, ["config.yaml"]) == []
-    assert config["verify"] == {"logit_floor": 1e-5, "noise_factor": 2.0, "bf16_factor": 2.0, "drafters": ["noisy", "adversarial"]}
+    assert config["verify"] == {
+        "logit_floor": 1e-5,
+        "noise_factor": 2.0,
+        "bf16_factor": 2.0,
+        "drafters": ["noisy", "adversarial"],
+    }
     assert config["device"] == "auto" and config["decode"]["stop_token_ids"] == []
     assert config["decode"]["drafter"] == {"kind": "oracle", "p": 0.3, "seed": 1}
     assert config["bundles"]["plain"] == {"model": "tiny", "dtype": "float32", "quant": None}

@@ -11,16 +11,20 @@ def compiled(*operators: str) -> set[str]:
     return {"link/cpu", *(f"compile/cpu/{operator}" for operator in operators)}
 
 
+VARIANTS = ("cpu.float32", "cpu.bfloat16")
+
+
 def ar(*bundles: str) -> set[str]:
-    return {f"ar/cpu.float32/{bundle}" for bundle in bundles}
+    return {f"ar/{variant}/{bundle}" for variant in VARIANTS for bundle in bundles}
 
 
 def ddtree(*bundles: str) -> set[str]:
-    return {f"ddtree/cpu.float32/{bundle}{kind}" for bundle in bundles for kind in ("", ".noisy", ".adversarial")}
+    kinds = ("", ".noisy", ".adversarial")
+    return {f"ddtree/{variant}/{bundle}{kind}" for variant in VARIANTS for bundle in bundles for kind in kinds}
 
 
 def without_verdicts(jobs: set[str]) -> set[str]:
-    return {job for job in jobs if not job.startswith("verify/")}
+    return {job for job in jobs if not job.startswith(("plan/", "verify/"))}
 
 
 EDITS = {
@@ -47,8 +51,9 @@ EDITS = {
     "quantiser": (
         "reference/quantize.py",
         "\n# a comment\n",
-        {"quantize/int4_tiny", "golden/int4_tiny"} | ar("int4_tiny") | ddtree("int4_tiny"),
+        {"quantize/int4_tiny", "golden/int4_tiny", "golden_bf16/int4_tiny"} | ar("int4_tiny") | ddtree("int4_tiny"),
     ),
+    "CUDA operator": ("engine/ops/w4a16_gemm/cuda.cu", NEW_SYMBOL, set()),
     "judge": ("engine/judge.py", "\n# a comment\n", set()),
     "an operator's cases": ("engine/ops/rope/cases.py", "\n# a comment\n", {"check/cpu/rope"}),
     "docs": ("docs/ladder.md", "\nMore.\n", set()),
