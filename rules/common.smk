@@ -283,7 +283,7 @@ def machine(wildcards):
 
 
 def gpus(wildcards):
-    """One job at a time has the GPU (profiles/default)."""
+    """A check or a run takes one share of the GPU (profiles/default); most of its time is start-up."""
     return int(wildcards.backend == "cuda")
 
 
