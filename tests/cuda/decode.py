@@ -62,7 +62,8 @@ def main() -> None:
                     if kind == "oracle" and budget >= options.block_size - 1:
                         add(f"steps.{where}", stats["steps"] - -(-(options.new_tokens - 1) // options.block_size))
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    content = {"operator": f"decode.{Path(options.bundle).stem}.{options.activations}", "backend": "cuda", "cases": cases}
+    name = f"decode.{Path(options.bundle).stem}.{options.activations}"
+    content = {"operator": name, "backend": "cuda", "cases": cases}
     options.output.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -24,7 +24,8 @@ SOURCE = r"""
 // c[16, 8] += a[16, 16] · b[8, 16]^T; lane l holds rows l / 4 and l / 4 + 8 of a and c, row l / 4 of b.
 __device__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 __device__ uint32_t pair(const __nv_bfloat16* matrix, int row, int k, int K) {
   return *reinterpret_cast<const uint32_t*>(matrix + static_cast<size_t>(row) * K + k);
@@ -43,13 +44,15 @@ template <int N> __device__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4]
 
 // x [64, K], w [N, K] -> y [64, N] by all three; one warpgroup.
 template <int N>
-__global__ void products(const __nv_bfloat16* x, const __nv_bfloat16* w, int K, float* by_mma, float* swapped, float* by_wgmma) {
+__global__ void products(const __nv_bfloat16* x, const __nv_bfloat16* w, int K, float* by_mma, float* swapped,
+                         float* by_wgmma) {
   __shared__ __align__(128) __nv_bfloat16 tile[2][N][8];  // no swizzle: [half of k][row][8], 128 bytes a core matrix
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   uint32_t a[4], b[2];
   float d[N / 2] = {};
   for (int k = 0; k < K; k += 16) {
-    for (int i = threadIdx.x; i < N * 16; i += 128) tile[i % 16 / 8][i / 16][i % 8] = w[static_cast<size_t>(i / 16) * K + k + i % 16];
+    for (int i = threadIdx.x; i < N * 16; i += 128)
+      tile[i % 16 / 8][i / 16][i % 8] = w[static_cast<size_t>(i / 16) * K + k + i % 16];
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
     fragment_a(a, x, 16 * warp, k, K);
@@ -86,7 +89,12 @@ __global__ void products(const __nv_bfloat16* x, const __nv_bfloat16* w, int K, 
     }
 }
 
-#define CHECK(call) do { cudaError_t e = (call); if (e != cudaSuccess) { fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(e)); exit(1); } } while (0)
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  exit(1);
+}
+#define CHECK(call) check(call, #call)
 
 std::mt19937 generator(1);
 float draw(int kind) {
@@ -181,7 +189,8 @@ def main() -> None:
         cases.append({"name": f"error.n{n}.k{k}.{kind}", "max_abs_error": float(error),
                       "budget": 2**-22 * max(1, int(k) / 32)})  # tensor cores truncate the terms of a step
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"operator": "mma_parity", "backend": "cuda", "cases": cases}, indent=1) + "\n")
+    record = {"operator": "mma_parity", "backend": "cuda", "cases": cases}
+    options.output.write_text(json.dumps(record, indent=1) + "\n")
     over = sum(not case["max_abs_error"] <= case["budget"] for case in cases)
     print(f"mma_parity: {len(cases)} measurements, {over} above budget")
 

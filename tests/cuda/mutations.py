@@ -2,14 +2,16 @@
 
     python -m tests.cuda.mutations --build results/build/cuda --output FILE [--jobs N] [--arch 90a]
 
-Needs the objects and the program `device` that on_gpu.sh builds. The record counts, for each mutation, 1 if no check
-noticed it and 0 if one did; `message` names the first that did.
+Needs the objects and the program `device` that on_gpu.sh builds; with --emulate, the objects of tests.cuda.emulator
+and no GPU. The record counts, for each mutation, 1 if no check noticed it and 0 if one did; `message` names the first
+that did.
 """
 
 import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,8 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cuda.emulator import build as emulator
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPS = Path("engine/ops")
+SECONDS = 60  # of one mutation's checks
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,10 @@ MUTATIONS = [
     one("stale_partials", "tree_attention", "const int splits = ceil_div(keys, keys_per_split(keys));",
         "const int splits = max_splits;", by="device"),
     Mutation("split_by_rows", "tree_attention", (
-        ("tree_attention/cuda.cu", "const int first_key = split * keys_per_split(keys), last_key = min(keys, first_key "
-         "+ keys_per_split(keys));", "const int size = keys_per_split(keys) * (n_rows > 1 ? 2 : 1), first_key = split * "
-         "size, last_key = min(keys, first_key + size);"),
+        ("tree_attention/cuda.cu",
+         "const int first_key = split * keys_per_split(keys), last_key = min(keys, first_key + keys_per_split(keys));",
+         "const int size = keys_per_split(keys) * (n_rows > 1 ? 2 : 1), first_key = split * size, "
+         "last_key = min(keys, first_key + size);"),
         ("tree_attention/cuda.cu", "ceil_div(keys, keys_per_split(keys));",
          "ceil_div(keys, keys_per_split(keys) * (*args.n_rows > 1 ? 2 : 1));")), by="device"),
     one("keys_past_the_end", "tree_attention", "begin + lane < last_key ?", "begin + lane < last_key + 1 ?"),
@@ -61,21 +67,24 @@ MUTATIONS = [
         "cuda/dot.cuh"),
     one("rows_past_n", "gemm", "if (r < rows && output < shape.n)", "if (output < shape.n)"),
     one("sum_by_rows", "gemm", "for (int eight = lane_id(); 8 * eight < k; eight += 32) {",
-        "for (int eight = (lane_id() + (rows > 1)) % 32; 8 * eight < k; eight += 32) {", "cuda/dot.cuh"),
+        "const int lane = rows > 1 ? lane_id() / 2 | (lane_id() & 1) << 4 : lane_id();\n"
+        "  for (int eight = lane; 8 * eight < k; eight += 32) {", "cuda/dot.cuh"),
     one("offset_32_experts", "w4a16_moe_experts", "const int64_t before = (3 * expert + which) * one_matrix;",
         "const int before = static_cast<int>((3 * expert + which) * one_matrix);", by="device"),
     one("offset_32_compact", "kv_compact", "(blockIdx.y * pool_rows + base) * width",
         "static_cast<int>((blockIdx.y * pool_rows + base) * width)", by="device"),
     one("offset_32_key", "tree_attention", "kv[pool_row * width + c]", "kv[static_cast<int>(pool_row * width) + c]",
         by="device"),
-    one("offset_32_gemm", "gemm", "{w + i * padded}", "{w + static_cast<int>(i * padded)}", "cuda/dot.cuh", by="device"),
-    one("compact_off_by_one", "kv_compact", "int64_t{state->prefix} - accepted", "int64_t{state->prefix} - accepted + 1"),
+    one("offset_32_gemm", "gemm", "{w + i * padded}", "{w + static_cast<int>(i * padded)}", "cuda/dot.cuh",
+        by="device"),
+    one("compact_off_by_one", "kv_compact", "int64_t{state->prefix} - accepted",
+        "int64_t{state->prefix} - accepted + 1"),
     one("accept_past_the_limit", "tree_accept", "max(before.limit - before.generated, 1)", "count"),
     one("accept_past_the_stop", "tree_accept", "min(count, first_stop + 1)", "count"),
     one("runs_on_when_done", "tree_accept", "after.done == kRunning ? 1 : 0", "1"),
     one("accept_any_child", "tree_accept", "args.tokens[row] == args.next_tokens[parent]", "true"),
-    one("tree_ties_by_the_larger_tuple", "tree_build", "its.bits < code",
-        "its.bits > code || code == ~uint64_t{0}"),
+    one("tree_ties_by_the_larger_tuple", "tree_build", "high = static_cast<uint32_t>(code >> 32), least",
+        "high = ~code ? ~static_cast<uint32_t>(code >> 32) : ~0u, least"),
     one("tree_ties_by_the_later_row", "tree_build", "if (equal > 1)", "if (equal < 0)"),
     one("tree_pushes_nan_levels", "tree_build", "if (loaded[i] != -INFINITY)", "if (loaded[i] > -INFINITY)"),
     one("tree_forgets_a_candidate", "tree_build", "larger += keys[other] > key", "larger += keys[other] >= key"),
@@ -95,36 +104,72 @@ def first_above(record: Path) -> str | None:
     return None
 
 
-def noticed(mutation: Mutation, build: Path, arch: str, work: Path) -> str | None:
-    """The check that notices the mutation."""
+def mutated_sources(mutation: Mutation, work: Path) -> None:
+    """work/engine: the engine's sources with the mutation."""
     shutil.copytree(REPOSITORY / "engine", work / "engine", ignore=shutil.ignore_patterns("__pycache__"))
     for file, old, new in mutation.edits:
         path = work / OPS / file
         text = path.read_text()
         if old not in text:
-            sys.exit(f"{mutation.name}: {file}: does not hold: {old}")
+            raise LookupError(f"{file} does not hold: {old}")
         path.write_text(text.replace(old, new))
-    library = work / "results/build/cuda/libkdtree_cuda.so"
+
+
+def other_objects(mutation: Mutation, build: Path) -> list[Path]:
+    return [path for path in (*build.glob("*.o"), *build.glob("backend/*.o")) if path.stem != mutation.operator]
+
+
+def build_cuda(mutation: Mutation, build: Path, arch: str, work: Path) -> Path:
+    library, changed = work / "results/build/cuda/libkdtree_cuda.so", work / "changed.o"
     library.parent.mkdir(parents=True)
-    changed = library.with_name("changed.o")
     subprocess.run(["nvcc", "-std=c++17", "-O3", "--fmad=false", "-DNDEBUG", "-Xcompiler", "-fPIC", "-gencode",
                     f"arch=compute_{arch},code=sm_{arch}", "-c", OPS / mutation.operator / "cuda.cu", "-o", changed],
                    cwd=work, check=True)
-    objects = [path for path in (*build.glob("*.o"), *build.glob("backend/*.o")) if path.stem != mutation.operator]
-    subprocess.run(["nvcc", "-shared", "-Xcompiler", "-fopenmp", "-o", library, changed, *objects], check=True)
-    record = work / "record.json"
-    command = [build / "device", record] if mutation.by == "device" else [
-        sys.executable, "-m", "engine.check", "--library", library, "--operator", mutation.operator, "--output", record]
-    if mutation.by == "racecheck":
-        command = ["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9", *command]
+    subprocess.run(["nvcc", "-shared", "-Xcompiler", "-fopenmp", "-o", library, changed,
+                    *other_objects(mutation, build)], check=True)
+    return library
+
+
+def build_emulated(mutation: Mutation, build: Path, work: Path) -> Path:
+    library, changed = work / "libkdtree_emulated.so", work / "changed.o"
+    emulator.translate_tree(work / "engine", work / "translated")
+    emulator.compile_kernels(work / "translated/ops" / mutation.operator / "cuda.cu", changed)
+    emulator.link([changed, *other_objects(mutation, build)], library)
+    return library
+
+
+def ends(command: list, folder: Path) -> tuple[int | None, str]:
+    """(exit status, last line of the errors); no status if it had to be stopped."""
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                               start_new_session=True, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
     try:
-        # From `work`: the program finds the library by its path below the folder it runs in.
-        ended = subprocess.run(command, cwd=work if mutation.by == "device" else REPOSITORY, capture_output=True, text=True,
-                               timeout=120, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+        errors = process.communicate(timeout=SECONDS)[1].strip()
     except subprocess.TimeoutExpired:
-        return "a run without end"
-    if ended.returncode:
-        return "racecheck" if mutation.by == "racecheck" else f"error: {ended.stderr.strip().splitlines()[-1]}"
+        os.killpg(process.pid, signal.SIGKILL)  # with what it started: a sanitizer's program holds the pipe too
+        process.communicate()
+        return None, ""
+    return process.returncode, errors.splitlines()[-1] if errors else ""
+
+
+def noticed(mutation: Mutation, options: argparse.Namespace, work: Path) -> str | None:
+    """The check that notices the mutation."""
+    mutated_sources(mutation, work)
+    build, record, folder = options.build.resolve(), work / "record.json", REPOSITORY
+    if options.emulate:
+        library = build_emulated(mutation, build, work)
+    else:
+        library = build_cuda(mutation, build, options.arch, work)
+    command = [sys.executable, "-m", "engine.check", "--library", library, "--operator", mutation.operator,
+               "--output", record]
+    if mutation.by == "device":
+        command, folder = [build / "device", record], work  # which finds the library by its path below this folder
+    elif mutation.by == "racecheck" and not options.emulate:
+        command = ["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9", *command]
+    status, error = ends(command, folder)
+    if status is None:
+        return "no end"
+    if status:
+        return "racecheck" if status == 9 else f"error: {error}"
     return first_above(record)
 
 
@@ -134,17 +179,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--arch", default="90a")
+    parser.add_argument("--emulate", action="store_true", help="--build is the emulator's; leaves out what needs a GPU")
     options = parser.parse_args()
-    build = options.build.resolve()
 
     def judge(mutation: Mutation) -> dict:
+        by, message = None, "no check noticed it"
         with tempfile.TemporaryDirectory() as work:
-            by = noticed(mutation, build, options.arch, Path(work))
-        print(f"{mutation.name:32} {by or 'NOT NOTICED'}", flush=True)
-        return {"name": mutation.name, "max_abs_error": float(by is None), "budget": 0.0, "message": by or ""}
+            try:
+                by = noticed(mutation, options, Path(work))
+            except LookupError as error:
+                message = str(error)
+        print(f"{mutation.name:32} {by or message.upper()}", flush=True)
+        return {"name": mutation.name, "max_abs_error": float(by is None), "budget": 0.0, "message": by or message}
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        cases = list(pool.map(judge, MUTATIONS))
+        cases = list(pool.map(judge, [m for m in MUTATIONS if m.by != "device" or not options.emulate]))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     record = {"operator": "mutations", "backend": "cuda", "cases": cases}
     options.output.write_text(json.dumps(record, indent=1) + "\n")

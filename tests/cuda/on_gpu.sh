@@ -19,8 +19,8 @@ CXX="-std=c++17 -O3 -fPIC -fopenmp -ffp-contract=off -DNDEBUG -Wall -Wextra -Wno
 NVCC="-std=c++17 -O3 --fmad=false -DNDEBUG -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v"
 for arch in $ARCHS; do NVCC+=" -gencode arch=compute_$arch,code=sm_$arch"; done
 
-# Runs the commands on stdin, one a line, in parallel; a failing line is named.
-parallel() { xargs -P "$JOBS" -I{} bash -c '{} || { echo "FAILED: {}"; exit 1; }'; }
+# Runs the commands on stdin, one a line, in parallel; a line that fails or takes longer than LIMIT seconds is named.
+parallel() { xargs -P "$JOBS" -I{} timeout "${LIMIT:-150}" bash -c '{} || { echo "FAILED: {}"; exit 1; }'; }
 
 build() {
   {
@@ -60,9 +60,9 @@ decode() {
   done | parallel
 }
 
-device() { $BUILD/device "$OUT/checks/device.json"; }
+device() { timeout 120 $BUILD/device "$OUT/checks/device.json"; }
 parity() { $PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output "$OUT/checks/mma_parity.json"; }
-measure() { $BUILD/measure_tree "$OUT/tree.json" && $BUILD/measure_ops "$OUT/operators.json"; }
+measure() { timeout 60 $BUILD/measure_tree "$OUT/tree.json" && timeout 100 $BUILD/measure_ops "$OUT/operators.json"; }
 mutations() { $PYTHON -m tests.cuda.mutations --build $BUILD --arch "${ARCHS%% *}" --output "$OUT/checks/mutations.json"; }
 
 repeats() {
@@ -74,7 +74,7 @@ repeats() {
 sanitize() {
   for tool in memcheck racecheck initcheck synccheck; do
     for op in $OPERATORS; do
-      echo "timeout ${SANITIZE_LIMIT:-240} compute-sanitizer --tool $tool --error-exitcode 9 $PYTHON -m engine.check --library $LIBRARY" \
+      echo "compute-sanitizer --tool $tool --error-exitcode 9 $PYTHON -m engine.check --library $LIBRARY" \
         "--operator $op --output /tmp/sanitize.$tool.$op.json > $OUT/logs/$op.$tool 2>&1; echo $tool $op \$? >> $OUT/sanitize.txt"
     done
   done | parallel

@@ -308,8 +308,9 @@ __global__ void __launch_bounds__(32) grow(TreeBuildShape shape, TreeBuildArgs a
         }
       const uint32_t high = static_cast<uint32_t>(code >> 32), least = __reduce_min_sync(kAllLanes, high);
       const uint32_t low = high == least ? static_cast<uint32_t>(code) : 0xFFFFFFFFu;
-      const bool first = high == least && low == __reduce_min_sync(kAllLanes, low);
-      parent = __shfl_sync(kAllLanes, parent, __ffs(static_cast<int>(__ballot_sync(kAllLanes, first))) - 1);
+      const uint32_t least_low = __reduce_min_sync(kAllLanes, low);
+      const unsigned first = __ballot_sync(kAllLanes, high == least && low == least_low);
+      parent = __shfl_sync(kAllLanes, parent, __ffs(static_cast<int>(first)) - 1);
     }
 
     const Row from = row[parent];

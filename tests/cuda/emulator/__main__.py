@@ -1,0 +1,37 @@
+"""Builds the CUDA operators for the CPU: every CUDA thread is a fiber (cuda_runtime.h beside this file).
+
+    python -m tests.cuda.emulator --build DIR [--operators NAME …]
+
+Makes DIR/libkdtree_emulated.so, which engine.check and tests.cuda.decode take for a library: so the kernels' logic,
+barriers and warp operations included, is checked on a machine without a GPU. Arithmetic is the host's, and nothing
+here says anything about speed.
+"""
+
+import argparse
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.cuda.emulator.build import HERE, REPOSITORY, compile_host, compile_kernels, link, translate_tree
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=Path, required=True)
+    parser.add_argument("--operators", nargs="*", help="compile only these again")
+    options = parser.parse_args()
+    build = options.build.resolve()
+    translate_tree(REPOSITORY / "engine", build / "engine")
+    kernels = {path.parent.name: path for path in (build / "engine/ops").glob("*/cuda.cu")}
+    host = [HERE / "backend.cpp", *REPOSITORY.glob("engine/backend/cuda/*.cpp"), *REPOSITORY.glob("engine/core/*.cpp")]
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(compile_kernels, source, build / f"{name}.o") for name, source in kernels.items()
+                if not options.operators or name in options.operators]
+        if not options.operators:
+            jobs += [pool.submit(compile_host, source, build / f"{source.stem}.host.o") for source in host]
+        for job in jobs:
+            job.result()
+    link(sorted(build.glob("*.o")), build / "libkdtree_emulated.so")
+
+
+if __name__ == "__main__":
+    main()
