@@ -169,19 +169,19 @@ def test_some_layers(checkpoint, library_path):
         assert opened.generate("x", max_new_tokens=4, **NO_STOP).tokens
 
 
-def resident() -> int:
+def address_space() -> int:
     gc.collect()
-    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmSize"))
 
 
 def test_close_gives_memory_back(checkpoint, library_path):
-    """A context of 16,384 makes a KV pool of 100 MB; touched, it would show."""
+    """A context of 16,384 makes a KV pool of 12 MB, beside the weights."""
     sizes = []
     for _ in range(4):
         with engine.Engine(checkpoint, library=library_path, context=16384, tree_budget=0) as opened:
             opened.generate([5] * 64, max_new_tokens=2, **NO_STOP)
-        sizes.append(resident())
-    assert sizes[-1] - sizes[0] < 8 << 20
+        sizes.append(address_space())
+    assert sizes[-1] - sizes[0] < 12 << 20, sizes
     assert not [thread for thread in threading.enumerate() if "kdtree" in thread.name]
 
 
