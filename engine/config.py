@@ -124,6 +124,9 @@ def _decode_errors(config: dict) -> Iterator[Error]:
             yield path, prompt, "needs either text or tokens"
             continue
         field = "text" if "text" in prompt else "tokens"
+        if field == "text" and any("\ud800" <= character <= "\udfff" for character in prompt["text"]):
+            yield (*path, field), prompt[field], "no text: it holds half of a character"
+            continue
         tokens = prompt["tokens"] if field == "tokens" else list(prompt["text"].encode())
         for model, fields in models.items():
             vocab, context = fields["vocab_size"], fields["max_position_embeddings"]

@@ -73,6 +73,8 @@ class Check:
 
 def read_goldens(file: str) -> dict[str, Golden]:
     tensors, metadata = read_safetensors(Path(file))
+    if "names" not in metadata:
+        raise ValueError(f"{file}: names: missing: this is no golden")
     return {
         name: Golden(
             tensors[f"{name}.prompt"],
@@ -93,6 +95,8 @@ def read_bf16_goldens(file: str) -> dict[str, Bf16Golden]:
 
 def read_run(file: str) -> Run:
     tensors, metadata = read_safetensors(Path(file))
+    if "kdtree" not in metadata:
+        raise ValueError(f"{file}: kdtree: missing: this is no run")
     settings = json.loads(metadata["kdtree"])
     nothing = np.empty(0, np.int32)
     return Run(

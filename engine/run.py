@@ -9,15 +9,15 @@ bytes to compare with; it is the script of the DDTree runs' drafter.
 import argparse
 import hashlib
 import json
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-from engine.bundle import BundleError, open_bundle
+from engine.bundle import open_bundle
 from engine.evidence import Golden, read_goldens, read_run
 from engine.native import Drafter, Engine, EngineError
+from reference import stage
 from reference.bundle import write_safetensors
 
 
@@ -117,8 +117,8 @@ def run(args: argparse.Namespace) -> None:
     write_safetensors(args.output, tensors, {"kdtree": json.dumps(settings, sort_keys=True)})
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> None:
+    parser = stage.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", required=True, help="libkdtree_<backend>.so")
     parser.add_argument("--bundle", required=True)
     parser.add_argument("--golden", required=True, help="whose prompts to decode")
@@ -136,14 +136,9 @@ def main() -> int:
         parser.error("--script: missing: the drafter needs the plain run")
     try:
         run(args)
-    except BundleError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except EngineError as error:
-        print(f"error: {args.bundle}: {error}", file=sys.stderr)
-        return 2
-    return 0
+        raise ValueError(f"{args.bundle}: {error}") from None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    stage.run(main)

@@ -3,6 +3,7 @@
 BF16 has no numpy dtype: such a tensor is a uint16 array of its upper halves, which nothing else here uses.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import numpy as np
 import safetensors
 
 from reference.config import ModelConfig
+from reference.tensors import tensor_shapes
 
 FORMAT = "KDTR 1"
 TYPES = {"F64": "<f8", "F32": "<f4", "BF16": "<u2", "I32": "<i4", "I64": "<i8"}
@@ -62,20 +64,30 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: M
             for x in tensors.values():
                 file.write(np.ascontiguousarray(x).data)
         os.replace(part, path)
+    except OSError as error:  # a full disk does not say which file
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # renamed, or never made
+            part.unlink()
     return 8 + len(text) + offset
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Tensors by name, as stored, and the metadata. Raises ValueError if the file is damaged."""
+    """Tensors by name, as stored and in the file's order, and the metadata. Raises ValueError if it is damaged."""
     data = path.read_bytes()
     try:
-        content = safetensors.deserialize(data)
+        content = dict(safetensors.deserialize(data))  # in any order
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: {error}") from None
-    tensors = {name: np.frombuffer(x["data"], TYPES[x["dtype"]]).reshape(x["shape"]) for name, x in content}
-    return tensors, json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+        raise ValueError(f"{path}: {error}: not a safetensors file, or a damaged one") from None
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata = header.pop("__metadata__", {})
+    tensors = {}
+    for name in sorted(header, key=lambda name: header[name]["data_offsets"]):
+        x = content[name]
+        if x["dtype"] not in TYPES:
+            raise ValueError(f"{path}: {name}: {x['dtype']}: no type of this project's files")
+        tensors[name] = np.frombuffer(x["data"], TYPES[x["dtype"]]).reshape(x["shape"])
+    return tensors, metadata
 
 
 @dataclass(frozen=True)
@@ -104,4 +116,12 @@ class Bundle:
         tensors, metadata = read_safetensors(path)
         if metadata.get("format") != FORMAT:
             raise ValueError(f"{path}: format: {metadata.get('format')}: not {FORMAT}")
-        return Bundle(json.loads(metadata["config"]), json.loads(metadata["quant"]), tensors)
+        for name in ("config", "quant"):
+            if name not in metadata:
+                raise ValueError(f"{path}: {name}: missing from the metadata")
+        bundle = Bundle(json.loads(metadata["config"]), json.loads(metadata["quant"]), tensors)
+        for name in tensor_shapes(bundle.config):
+            stem = name.removesuffix(".weight")
+            if name not in tensors and not {stem + ".qw", stem + ".sc"} <= tensors.keys():
+                raise ValueError(f"{path}: {name}: missing: the config asks for this tensor")
+        return bundle

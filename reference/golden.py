@@ -3,7 +3,6 @@
 python -m reference.golden --bundle FILE --prompts JSON --max-new-tokens N --stop-token-ids JSON --output FILE
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,7 +93,7 @@ def golden(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = stage.Parser(description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--prompts", type=json.loads, required=True, help='JSON: [{"name": …, "text" | "tokens": …}]')
     parser.add_argument("--max-new-tokens", type=int, required=True)

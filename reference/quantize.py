@@ -3,7 +3,6 @@
 python -m reference.quantize --bundle FILE --group-size 32|64|128 --output FILE
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +56,7 @@ def quantize_bundle(bundle: Bundle, group: int) -> Bundle:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = stage.Parser(description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--output", type=Path, required=True)

@@ -3,9 +3,7 @@
 python -m reference.weights --config JSON --dtype float32|bfloat16 --output FILE
 """
 
-import argparse
 import hashlib
-import json
 import math
 from pathlib import Path
 
@@ -57,6 +55,8 @@ def generate_bundle(model: dict, dtype: str) -> Bundle:
     """model: Hugging Face fields and `seed`. bfloat16 rounds all but the router's bias, which stays F32."""
     fields = {name: value for name, value in model.items() if name != "seed"}
     config = ModelConfig.from_dict(fields)
+    if type(model.get("seed")) is not int:
+        raise ValueError(f"seed: {model.get('seed')}: must be an integer")
     tensors = {}
     for name, shape in tensor_shapes(config).items():
         x = generate(config, model["seed"], name, shape)
@@ -65,8 +65,8 @@ def generate_bundle(model: dict, dtype: str) -> Bundle:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=json.loads, required=True, help="Hugging Face fields and seed")
+    parser = stage.Parser(description=__doc__)
+    parser.add_argument("--config", type=stage.json_object, required=True, help="Hugging Face fields and seed")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), required=True)
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
