@@ -9,7 +9,8 @@ FLAVOURS = {
     "address": "-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all",
     "thread": "-fsanitize=thread",
 }
-COMMON = "-O1 -g -fno-omit-frame-pointer"
+COMMON = "-O0 -g"
+PATHS = ("portable", "avx2", "avx512")  # of the CPU kernels, as KDTREE_CPU names them
 RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so"}
 OPTIONS = {
     # Python leaks on purpose; memory that cannot be had is null, as it is without the sanitizer.
@@ -21,7 +22,7 @@ OPTIONS = {
 
 
 def compile_flags(release_flags: str, flavour: str) -> str:
-    """The release flags, sanitized: asserts stand, and no optimisation removes what would be found."""
+    """The release flags, sanitized; no optimisation removes what would be found."""
     kept = [flag for flag in release_flags.split() if flag not in ("-O3", "-DNDEBUG")]
     return " ".join([*kept, COMMON, FLAVOURS[flavour]])
 

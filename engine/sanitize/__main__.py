@@ -2,8 +2,9 @@
 
 python -m engine.sanitize --flavour address|thread --library LIB --subject NAME [--bundles FILE …] --output FILE
 
-The record is `{flavour, subject, clean, runs, finding}`: `runs` counts what was run, `finding` is the sanitizer's
-summary, and the whole report goes to stderr. This program does not judge (engine.sanitize.report does).
+The record is `{flavour, subject, clean, runs: {path: count}, finding}`: `runs` counts what was run on every path of the
+kernels that this CPU has, `finding` is the sanitizer's summary, and the whole report goes to stderr. This program does
+not judge (engine.sanitize.report does).
 """
 
 import argparse
@@ -14,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.sanitize import FLAVOURS, environment, python
+from engine.sanitize import FLAVOURS, PATHS, environment, python
 
 FINDING = re.compile(r"^(?:SUMMARY: .*|.*: runtime error: .*|.*(?:Address|Thread)Sanitizer.*)$", re.MULTILINE)
 
@@ -22,15 +23,20 @@ FINDING = re.compile(r"^(?:SUMMARY: .*|.*: runtime error: .*|.*(?:Address|Thread
 def sanitize(flavour: str, library: Path, subject: str, bundles: list[Path]) -> tuple[dict, str]:
     """(the record, the sanitizer's report). Raises ChildProcessError if the run failed for another reason."""
     command = python(flavour, "-m", "engine.sanitize.subject", str(library), subject, *map(str, bundles))
-    run = subprocess.run(command, env=environment(flavour), capture_output=True, text=True)
-    record = {"flavour": flavour, "subject": subject, "clean": run.returncode == 0}
-    if run.returncode == 0:
-        return record | {"runs": int(run.stdout), "finding": None}, ""
-    findings = FINDING.findall(run.stderr)
-    if not findings:
-        raise ChildProcessError(f"{subject}: exit status {run.returncode}: {run.stderr.strip()[-2000:]}")
-    summaries = [line for line in findings if line.startswith("SUMMARY")]
-    return record | {"runs": None, "finding": (summaries or findings)[0]}, run.stderr
+    record = {"flavour": flavour, "subject": subject, "clean": True, "runs": {}, "finding": None}
+    for path in PATHS:
+        variables = environment(flavour) | {"KDTREE_CPU": path}
+        run = subprocess.run(command, env=variables, capture_output=True, text=True)
+        if run.returncode == 0:
+            if count := int(run.stdout):
+                record["runs"][path] = count
+            continue
+        findings = FINDING.findall(run.stderr)
+        if not findings:
+            raise ChildProcessError(f"{subject}: exit status {run.returncode}: {run.stderr.strip()[-2000:]}")
+        summaries = [line for line in findings if line.startswith("SUMMARY")]
+        return record | {"clean": False, "finding": f"{path}: {(summaries or findings)[0]}"}, run.stderr
+    return record, ""
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ def main() -> int:
     if unclean:
         return 1
     args.output.write_text(json.dumps({"clean": True, "runs": records}, indent=1) + "\n", encoding="utf-8")
-    print(f"sanitizers: {len(records)} subjects clean, {sum(record['runs'] for record in records)} runs")
+    print(f"sanitizers: {len(records)} subjects clean, {sum(sum(record['runs'].values()) for record in records)} runs")
     return 0
 
 

@@ -27,8 +27,8 @@ OPTIONS = ":max_allocation_size_mb=256:quarantine_size_mb=16"
 class Supervisor:
     """Runs the cases in worker processes; a worker that dies or hangs is a failure of its case, and is replaced."""
 
-    def __init__(self, library: Path, seed: int):
-        self.library, self.seed = library, seed
+    def __init__(self, library: Path, seed: int, seconds: float = SECONDS):
+        self.library, self.seed, self.seconds = library, seed, seconds
         self.outcomes: dict[str, Counter] = defaultdict(Counter)
         self.failures: list[dict] = []
         self.lock = threading.Lock()
@@ -52,7 +52,7 @@ class Supervisor:
                 process.kill()
 
             while True:
-                timer = threading.Timer(SECONDS, give_up)
+                timer = threading.Timer(self.seconds, give_up)
                 timer.start()
                 line = process.stdout.readline()
                 timer.cancel()
@@ -64,7 +64,7 @@ class Supervisor:
             if done == len(numbers):
                 return done
             errors.seek(0)
-            what = f"no end after {SECONDS} s" if hung.is_set() else f"exit status {process.returncode}"
+            what = f"no end after {self.seconds} s" if hung.is_set() else f"exit status {process.returncode}"
             with self.lock:
                 self.failures.append({"case": numbers[done], "what": what, "detail": errors.read()[-6000:]})
             return done + 1
