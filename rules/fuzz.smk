@@ -19,3 +19,21 @@ rule fuzz:
     shell:
         "python -m tests.fuzz --library {input.library} --cases {params.cases} --seed {params.seed}"
         " --workers {threads} --output {output} 2>&1 | tee {log} >&2"
+
+
+# ./ladder killed at 30 random moments, in a copy: what it makes in the end is what it makes unharmed.
+rule kills:
+    input:
+        py=py_sources("tests/bad_input/kills.py"),
+    output:
+        "results/kills.json",
+    log:
+        "results/logs/kills.log",
+    benchmark:
+        "results/benchmarks/kills.tsv"
+    threads: 2
+    params:
+        kills=30,
+        seed=1,
+    shell:
+        "python -m tests.bad_input.kills --kills {params.kills} --seed {params.seed} --output {output} 2>&1 | tee {log} >&2"
