@@ -72,7 +72,7 @@ static __global__ void __launch_bounds__(kMaxExperts)
 
 // Experts gives `matrix(expert, which)`, which = 0 gate, 1 up, 2 down. A warp computes gate and up of 2 outputs.
 template <class X, class Experts>
-__global__ void __launch_bounds__(32 * kExpertWarps)
+__global__ void __launch_bounds__(32 * kExpertWarps, 1)
     gate_and_up(ExpertShape shape, Experts experts, const X* x, ExpertScratch scratch, bool aligned) {
   X* middle = static_cast<X*>(scratch.middle);
   const int64_t output_tiles = ceil_div(shape.intermediate, 2), tiles = *scratch.n_tiles * output_tiles;
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(32 * kExpertWarps)
 }
 
 template <class X, class Experts>
-__global__ void __launch_bounds__(32 * kExpertWarps)
+__global__ void __launch_bounds__(32 * kExpertWarps, 1)
     down(ExpertShape shape, Experts experts, ExpertScratch scratch, bool aligned) {
   const X* middle = static_cast<const X*>(scratch.middle);
   const int64_t output_tiles = ceil_div(shape.hidden, kOutputs), tiles = *scratch.n_tiles * output_tiles;

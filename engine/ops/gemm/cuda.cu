@@ -12,7 +12,7 @@ using namespace cuda;
 constexpr int kWarps = 4;
 
 template <class X, class W>
-__global__ void __launch_bounds__(32 * kWarps) multiply(GemmShape shape, GemmArgs args, bool aligned) {
+__global__ void __launch_bounds__(32 * kWarps, 1) multiply(GemmShape shape, GemmArgs args, bool aligned) {
   const int64_t n_rows = *args.n_rows;
   const int64_t row_tiles = ceil_div(n_rows, kRows), output_tiles = ceil_div(shape.n, kOutputs);
   const int padded = ceil_div(shape.k, 8) * 8;

@@ -13,7 +13,7 @@ using namespace cuda;
 constexpr int kWarps = 4;
 
 template <class X>
-__global__ void __launch_bounds__(32 * kWarps) multiply(W4a16GemmShape shape, W4a16GemmArgs args, bool aligned) {
+__global__ void __launch_bounds__(32 * kWarps, 1) multiply(W4a16GemmShape shape, W4a16GemmArgs args, bool aligned) {
   const int64_t n_rows = *args.n_rows;
   const int64_t row_tiles = ceil_div(n_rows, kRows), tiles = row_tiles * ceil_div(shape.n, kOutputs);
   const auto* codes = static_cast<const uint32_t*>(args.packed);
