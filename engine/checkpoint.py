@@ -42,7 +42,7 @@ class Source:
     entry: Entry
 
     def fail(self, value: object, reason: str) -> NoReturn:
-        raise CheckpointError(f"{self.file.path}: {self.name}: {short(value)}: {reason}")
+        raise CheckpointError(f"{self.file.path}: {short(self.name)}: {short(value)}: {reason}")
 
 
 class CheckpointTensor:
