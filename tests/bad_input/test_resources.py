@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bad_input.kills import made, prepare
 from tests.fuzz.models import GROUPED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +105,33 @@ def test_run_on_a_full_disk(library_path, tmp_path):
     assert full.stderr == f"error: {run}: File too large: cannot be read or written\n"
     assert not run.exists()
     assert stage("engine.run", *arguments).returncode == 0
+
+
+def climb(ladder, **options) -> subprocess.CompletedProcess:
+    command = ["./ladder", "--cores", "2", "results/bundles/small_int4.safetensors"]
+    return subprocess.run(command, cwd=ladder.root, capture_output=True, text=True, **options)
+
+
+def test_ladder_on_a_full_disk(tmp_path):
+    """The line is among snakemake's own, nothing that failed is left, and the same command goes on."""
+    ladder = prepare(tmp_path / "copy")
+    full = climb(ladder, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, 100 << 10)))
+    assert full.returncode != 0
+    line = "error: results/bundles/small.safetensors: File too large: cannot be read or written"
+    assert line in full.stderr.splitlines()
+    assert "Traceback" not in full.stderr
+    assert made(ladder) == {} and not list(ladder.root.glob("results/bundles/*"))
+    again = climb(ladder)
+    assert again.returncode == 0, again.stderr
+    assert len(made(ladder)) == 2
+
+
+def test_ladder_on_a_read_only_disk(mounted, tmp_path):
+    ladder = prepare(tmp_path / "copy")
+    (ladder.root / "results").symlink_to(mounted("ro"))
+    done = climb(ladder)
+    assert done.returncode != 0
+    assert "Read-only file system" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_memory(tmp_path):

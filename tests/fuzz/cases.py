@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import random
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import yaml
 
 from engine import config as engine_config
 from engine.bundle import BundleError, OpenBundle, TensorView, open_bundle
+from engine.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from engine.native import ACTIVATIONS, DRAFTERS, MODES, Drafter, Engine, EngineError
 from tests.fuzz import models
-from tests.fuzz.mutate import INTEGERS, mutate_bundle, mutate_json, near
+from tests.fuzz.mutate import INTEGERS, mutate_bundle, mutate_folder, mutate_json, near
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_ROUNDS = 8  # of a decoding: a context of a million tokens is sound, but not to be waited for
@@ -28,11 +30,11 @@ class Malformed(Exception):
 
 
 class Fuzzer:
-    """Runs cases with one library; `scratch` is a file that it may overwrite."""
+    """Runs cases with one library; `scratch` is a file or folder that it may overwrite."""
 
     def __init__(self, library: Path, scratch: Path, seed: int):
         self.library, self.scratch, self.seed = library, scratch, seed
-        self.bases = models.bases()
+        self.bases, self.folders = models.bases(), models.folders()
         self.set_threads = ctypes.CDLL(str(library.resolve())).omp_set_num_threads
 
     def kind_of(self, number: int) -> str:
@@ -44,23 +46,37 @@ class Fuzzer:
         self.set_threads(3 if rng.random() < 0.02 else 1)  # to start threads takes longer than all the rest
         try:
             return CASES[self.kind_of(number)](self, rng)
-        except BundleError as error:
-            require_form(str(error), str(self.scratch))
+        except (BundleError, CheckpointError) as error:
+            file, _, message = str(error).partition(": ")
+            if not Path(file).is_relative_to(self.scratch):
+                raise Malformed(str(error)) from None
+            require_form(message)
             return "refused by the loader"
         except EngineError as error:
             require_form(str(error))
             return "refused by the engine"
 
     def open(self, data: bytes) -> OpenBundle:
-        self.scratch.unlink(missing_ok=True)  # an earlier case's mapping keeps its own file
+        self._clear()
         self.scratch.write_bytes(data)
         return open_bundle(self.scratch)
 
+    def open_folder(self, files: dict[str, bytes]) -> Checkpoint:
+        self._clear()
+        self.scratch.mkdir()
+        for name, content in files.items():
+            (self.scratch / name).write_bytes(content)
+        return open_checkpoint(self.scratch)
 
-def require_form(message: str, file: str | None = None) -> None:
-    text = message.removeprefix(f"{file}: ") if file else message
-    named = file is None or text != message
-    if not (named and message.isprintable() and REFUSAL.fullmatch(text) and len(text) <= LONGEST):
+    def _clear(self) -> None:
+        """Removes, and does not overwrite: an earlier case's mapping keeps its own file."""
+        if self.scratch.is_dir():
+            shutil.rmtree(self.scratch)
+        self.scratch.unlink(missing_ok=True)
+
+
+def require_form(message: str) -> None:
+    if not (message.isprintable() and REFUSAL.fullmatch(message) and len(message) <= LONGEST):
         raise Malformed(message)
 
 
@@ -70,6 +86,11 @@ def require_form(message: str, file: str | None = None) -> None:
 def bundle(fuzzer: Fuzzer, rng: random.Random) -> str:
     """A mutated file."""
     return decode(fuzzer, rng, fuzzer.open(mutate_bundle(rng, rng.choice(fuzzer.bases))))
+
+
+def checkpoint(fuzzer: Fuzzer, rng: random.Random) -> str:
+    """A folder as released, with one of its files mutated."""
+    return decode(fuzzer, rng, fuzzer.open_folder(mutate_folder(rng, rng.choice(fuzzer.folders))))
 
 
 def model(fuzzer: Fuzzer, rng: random.Random) -> str:
@@ -192,9 +213,10 @@ def repository_config() -> dict:
 
 
 CASES: dict[str, Callable[[Fuzzer, random.Random], str]] = {
-    "bundle": bundle, "model": model, "unchecked": unchecked, "arguments": arguments, "config": config,
+    "bundle": bundle, "checkpoint": checkpoint, "model": model, "unchecked": unchecked, "arguments": arguments,
+    "config": config,
 }  # fmt: skip
-KINDS = (*["bundle", "bundle", "bundle", "unchecked", "arguments", "model"] * 8, "config")
+KINDS = (*["bundle", "bundle", "bundle", "checkpoint", "unchecked", "arguments", "model"] * 8, "config")
 
 
 def decode(fuzzer: Fuzzer, rng: random.Random, opened) -> str:

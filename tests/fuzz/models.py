@@ -2,10 +2,14 @@
 
 import json
 import random
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from engine.bundle import open_bundle
+from engine.export import export_bundle
 from reference.bundle import FORMAT, NAMES, Bundle
 from reference.config import ModelConfig
 from reference.quantize import quantize_bundle
@@ -60,10 +64,28 @@ def as_file(bundle: Bundle) -> File:
     return File(metadata, entries, b"".join(parts))
 
 
+def parse_file(data: bytes) -> File:
+    """A sound safetensors file."""
+    begin = 8 + int.from_bytes(data[:8], "little")
+    entries = json.loads(data[8:begin])
+    return File(entries.pop("__metadata__"), entries, data[begin:])
+
+
 def bases() -> list[File]:
     """Float and INT4 of both models, with float32 and with bf16 floats."""
     floats = [generate_bundle(model, dtype) for model in (GROUPED, PLAIN) for dtype in ("float32", "bfloat16")]
     return [as_file(bundle) for made in floats for bundle in (made, quantize_bundle(made, 32))]
+
+
+def folders() -> list[dict[str, bytes]]:
+    """The same models as released: the files of a folder by name, some in shards."""
+    made = []
+    for i, file in enumerate(bases()):
+        with tempfile.TemporaryDirectory() as work:
+            Path(work, "bundle").write_bytes(file.bytes())
+            export_bundle(open_bundle(Path(work, "bundle")), Path(work, "folder"), 20_000 if i % 2 else 1 << 30)
+            made.append({file.name: file.read_bytes() for file in sorted(Path(work, "folder").iterdir())})
+    return made
 
 
 def any_model(rng: random.Random) -> File:

@@ -5,7 +5,7 @@ import json
 import random
 
 from reference.config import ModelConfig
-from tests.fuzz.models import File
+from tests.fuzz.models import File, parse_file
 
 INTEGERS = (-(2**63), -(2**31) - 1, -(2**31), -7, -1, 0, 1, 2, 3, 5, 7, 8, 16, 31, 32, 33, 63, 64, 65, 1000, 2**15,
             2**16, 2**20, 2**20 + 1, 10**9, 2**30, 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**63, 10**30)  # fmt: skip
@@ -67,6 +67,26 @@ def mutate_bundle(rng: random.Random, base: File) -> bytes:
         rng.choice((_entry, _entry, _entry, _metadata, _metadata, _names, _layout, _values))(rng, file)
     data = file.bytes()
     return rng.choice((_flip, _cut, _length))(rng, data) if rng.random() < 0.25 else data
+
+
+def mutate_folder(rng: random.Random, folder: dict[str, bytes]) -> dict[str, bytes]:
+    """A checkpoint with one file mutated, removed, renamed or copied."""
+    files = dict(folder)
+    name = rng.choice(list(files))
+    if rng.random() < 0.1:
+        content = files.pop(name)
+        if rng.random() < 0.5:
+            files[rng.choice(list(folder))] = content
+    elif name.endswith(".json") and rng.random() < 0.8:
+        value = json.loads(files[name])
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            value = mutate_json(rng, value)
+        files[name] = json.dumps(value).encode()
+    elif name.endswith(".json"):
+        files[name] = rng.choice((_flip, _cut))(rng, files[name])
+    else:
+        files[name] = mutate_bundle(rng, parse_file(files[name]))
+    return files
 
 
 def _entry(rng, file):

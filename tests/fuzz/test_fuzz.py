@@ -62,7 +62,7 @@ def test_planted_fault_is_found(sanitized, tmp_path, new, what):
 
 @pytest.mark.parametrize(
     "message",
-    ["no form at all", "field: value", "file: field: value: two\nlines", "file: a\x1bb: c: d", "f: v: " + "long" * 300],
+    ["no form at all", "field: value", "field: value: two\nlines", "a\x1bb: c: d", "f: v: " + "long" * 300],
 )
 def test_wrong_form(message):
     with pytest.raises(Malformed):
@@ -70,6 +70,4 @@ def test_wrong_form(message):
 
 
 def test_right_form():
-    require_form("dir/file: model.norm.weight: [3]: shape must be [4]", "dir/file")
-    with pytest.raises(Malformed):
-        require_form("other: a: b: c", "dir/file")
+    require_form("model.norm.weight: [3]: shape must be [4]")
