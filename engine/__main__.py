@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.api import Engine, Generation, Progress, open_model, text_of
+from engine.api import Engine, Generation, Progress, text_of
 from engine.bundle import BundleError, open_bundle
 from engine.checkpoint import CheckpointError, open_checkpoint
 from engine.export import SHARD_BYTES, ExportError, export_bundle, import_checkpoint
@@ -132,7 +132,9 @@ def run_generate(args) -> None:
     require_at_least(0, tree_budget=args.tree_budget)
     if not 0 <= args.drafter_p <= 1:
         raise UsageError(f"drafter_p: {args.drafter_p}: must lie in 0…1")
-    model = open_model(args.bundle or args.checkpoint, args.layers)
+    if args.bundle and args.layers:
+        raise UsageError(f"layers: {args.layers.start}:{args.layers.stop}: only a checkpoint can be opened in part")
+    model = open_bundle(args.bundle) if args.bundle else open_checkpoint(args.checkpoint, args.layers)
     prompt = prompt_tokens(args, text_of(model))
     most = model.config.max_position_embeddings
     if len(prompt) + args.max_new_tokens > most:

@@ -78,7 +78,7 @@ def test_plan(run, checkpoint):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generate", "--checkpoint", "nowhere", "--prompt", "x"], "error: nowhere: "),
+        (["generate", "--checkpoint", "nowhere", "--prompt", "x"], "error: nowhere/config.json: "),
         (["generate", "--checkpoint", "{}", "--prompt", ""], "error: --prompt: empty"),
         (["generate", "--checkpoint", "{}", "--prompt", "<|im_end|>"], "error: --prompt: <|im_end|>: special"),
         (["generate", "--checkpoint", "{}", "--prompt-tokens", "1,320"], "error: --prompt-tokens: 320: outside"),
