@@ -71,6 +71,8 @@ def test_floor(folder):
     assert read_plan(folder, gpus=8, context=0, bandwidth=4.8e12).floor_seconds == pytest.approx(one.floor_seconds)
     tp = read_plan(folder, gpus=8, context=0, bandwidth=4.8e12, parallel="tp")
     assert one.floor_seconds / 8 < tp.floor_seconds < one.floor_seconds / 3
+    ep = read_plan(folder, gpus=8, context=0, parallel="ep")  # one expert a layer instead of eight, all else whole
+    assert ep.gpus[0].read_per_token == pytest.approx(one.gpus[0].read_per_token - 60 * 7 * 24_772_608, rel=1e-6)
     with_kv = read_plan(folder, context=1000, bandwidth=4.8e12)
     assert with_kv.floor_seconds - one.floor_seconds == pytest.approx(KV_PER_TOKEN * 1000 / 4.8e12)
 
