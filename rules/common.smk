@@ -287,7 +287,7 @@ def ddtree_digests(wildcards):
 
 def machine(wildcards):
     """What a result depends on besides its inputs."""
-    return "{}, {}".format(NUMPY, GPU) if wildcards.backend == "cuda" else NUMPY
+    return "{}, {}".format(NUMPY, GPU if wildcards.backend == "cuda" else os.environ.get("KDTREE_CPU", ""))
 
 
 def gpus(wildcards):

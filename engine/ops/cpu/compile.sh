@@ -17,11 +17,27 @@ fi
 
 work=$(mktemp -d "$object.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-for path in "${!instructions[@]}"; do
+
+compile() {
     # shellcheck disable=SC2086
-    $compiler "$@" ${instructions[$path]} -DKDTREE_PATH="$path" -c "$source" -o "$work/$path.o"
-    ld -r --force-group-allocation "$work/$path.o" -o "$work/$path.local.o"
-    objcopy --keep-global-symbol="_ZN6kdtree${#path}$path${#operator}${operator}E" "$work/$path.local.o"
+    $compiler "${@:2}" ${instructions[$1]} "-DKDTREE_PATH=$1" -c "$source" -o "$work/$1.o"
+    ld -r --force-group-allocation "$work/$1.o" -o "$work/$1.local.o"
+    objcopy --keep-global-symbol="_ZN6kdtree${#1}$1${#operator}${operator}E" "$work/$1.local.o"
+}
+
+declare -A running
+for path in "${!instructions[@]}"; do
+    compile "$path" "$@" 2>"$work/$path.messages" &
+    running[$path]=$!
+done
+for path in "${!instructions[@]}"; do
+    status=0
+    wait "${running[$path]}" || status=$?
+    cat "$work/$path.messages" >&2
+    if [ $status != 0 ]; then # the other paths would say the same
+        wait
+        exit $status
+    fi
 done
 ld -r "$work"/*.local.o -o "$work/all.o"
 mv "$work/all.o" "$object"

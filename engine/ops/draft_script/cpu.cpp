@@ -51,7 +51,7 @@ void run(const DraftScriptShape& shape, const DraftScriptArgs& args, void*) {
 }  // namespace
 
 KDTREE_OPERATOR(draft_script) = {"draft_script", refuse_as<DraftScriptShape, refuse>,
-                               no_bytes,       nullptr,
-                               no_bytes,       run_as<DraftScriptShape, DraftScriptArgs, run>};
+                                 no_bytes,       nullptr,
+                                 no_bytes,       run_as<DraftScriptShape, DraftScriptArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH

@@ -67,10 +67,10 @@ void run(const GemmShape& shape, const GemmArgs& args, void* workspace) {
 }  // namespace
 
 KDTREE_OPERATOR(gemm) = {"gemm",
-                       accept_any,
-                       bytes_as<GemmShape, packed_bytes>,
-                       prepare_as<GemmShape, GemmWeights, pack>,
-                       bytes_as<GemmShape, workspace>,
-                       run_as<GemmShape, GemmArgs, run>};
+                         accept_any,
+                         bytes_as<GemmShape, packed_bytes>,
+                         prepare_as<GemmShape, GemmWeights, pack>,
+                         bytes_as<GemmShape, workspace>,
+                         run_as<GemmShape, GemmArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH

@@ -20,6 +20,6 @@ void run(const KvCompactShape& shape, const KvCompactArgs& args, void*) {
 }  // namespace
 
 KDTREE_OPERATOR(kv_compact) = {"kv_compact", accept_any, no_bytes, nullptr,
-                             no_bytes,     run_as<KvCompactShape, KvCompactArgs, run>};
+                               no_bytes,     run_as<KvCompactShape, KvCompactArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH

@@ -53,10 +53,10 @@ void run(const MoeExpertsShape& shape, const MoeExpertsArgs& args, void* workspa
 }  // namespace
 
 KDTREE_OPERATOR(moe_experts) = {"moe_experts",
-                              accept_any,
-                              bytes_as<MoeExpertsShape, packed_bytes>,
-                              prepare_as<MoeExpertsShape, MoeExpertsWeights, pack>,
-                              bytes_as<MoeExpertsShape, workspace>,
-                              run_as<MoeExpertsShape, MoeExpertsArgs, run>};
+                                accept_any,
+                                bytes_as<MoeExpertsShape, packed_bytes>,
+                                prepare_as<MoeExpertsShape, MoeExpertsWeights, pack>,
+                                bytes_as<MoeExpertsShape, workspace>,
+                                run_as<MoeExpertsShape, MoeExpertsArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH

@@ -83,10 +83,10 @@ void run(const MoeRouteShape& shape, const MoeRouteArgs& args, void* workspace) 
 }  // namespace
 
 KDTREE_OPERATOR(moe_route) = {"moe_route",
-                            refuse_as<MoeRouteShape, refuse>,
-                            no_bytes,
-                            nullptr,
-                            bytes_as<MoeRouteShape, workspace>,
-                            run_as<MoeRouteShape, MoeRouteArgs, run>};
+                              refuse_as<MoeRouteShape, refuse>,
+                              no_bytes,
+                              nullptr,
+                              bytes_as<MoeRouteShape, workspace>,
+                              run_as<MoeRouteShape, MoeRouteArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH

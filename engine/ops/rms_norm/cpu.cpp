@@ -28,6 +28,6 @@ void run(const RmsNormShape& shape, const RmsNormArgs& args, void*) {
 }  // namespace
 
 KDTREE_OPERATOR(rms_norm) = {"rms_norm", accept_any, no_bytes, nullptr, no_bytes,
-                           run_as<RmsNormShape, RmsNormArgs, run>};
+                             run_as<RmsNormShape, RmsNormArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH

@@ -34,6 +34,6 @@ void run(const RopeShape& shape, const RopeArgs& args, void*) {
 }  // namespace
 
 KDTREE_OPERATOR(rope) = {"rope",   refuse_as<RopeShape, refuse>,   no_bytes, nullptr,
-                       no_bytes, run_as<RopeShape, RopeArgs, run>};
+                         no_bytes, run_as<RopeShape, RopeArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH

@@ -55,6 +55,6 @@ void run(const TreeAcceptShape&, const TreeAcceptArgs& args, void*) {
 }  // namespace
 
 KDTREE_OPERATOR(tree_accept) = {"tree_accept", accept_any, no_bytes, nullptr,
-                              no_bytes,      run_as<TreeAcceptShape, TreeAcceptArgs, run>};
+                                no_bytes,      run_as<TreeAcceptShape, TreeAcceptArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH

@@ -187,10 +187,10 @@ void run(const TreeAttentionShape& shape, const TreeAttentionArgs& args, void* w
 }  // namespace
 
 KDTREE_OPERATOR(tree_attention) = {"tree_attention",
-                                 accept_any,
-                                 no_bytes,
-                                 nullptr,
-                                 bytes_as<TreeAttentionShape, workspace>,
-                                 run_as<TreeAttentionShape, TreeAttentionArgs, run>};
+                                   accept_any,
+                                   no_bytes,
+                                   nullptr,
+                                   bytes_as<TreeAttentionShape, workspace>,
+                                   run_as<TreeAttentionShape, TreeAttentionArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH

@@ -140,8 +140,8 @@ void run(const TreeBuildShape& shape, const TreeBuildArgs& args, void* workspace
 }  // namespace
 
 KDTREE_OPERATOR(tree_build) = {"tree_build", refuse_as<TreeBuildShape, refuse>,
-                             no_bytes,     nullptr,
-                             bytes_as<TreeBuildShape, workspace>,
-                             run_as<TreeBuildShape, TreeBuildArgs, run>};
+                               no_bytes,     nullptr,
+                               bytes_as<TreeBuildShape, workspace>,
+                               run_as<TreeBuildShape, TreeBuildArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH

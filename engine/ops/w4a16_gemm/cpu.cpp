@@ -62,10 +62,10 @@ void run(const W4a16GemmShape& shape, const W4a16GemmArgs& args, void* workspace
 }  // namespace
 
 KDTREE_OPERATOR(w4a16_gemm) = {"w4a16_gemm",
-                             refuse_as<W4a16GemmShape, refuse>,
-                             bytes_as<W4a16GemmShape, packed_bytes>,
-                             prepare_as<W4a16GemmShape, W4a16GemmWeights, pack>,
-                             bytes_as<W4a16GemmShape, workspace>,
-                             run_as<W4a16GemmShape, W4a16GemmArgs, run>};
+                               refuse_as<W4a16GemmShape, refuse>,
+                               bytes_as<W4a16GemmShape, packed_bytes>,
+                               prepare_as<W4a16GemmShape, W4a16GemmWeights, pack>,
+                               bytes_as<W4a16GemmShape, workspace>,
+                               run_as<W4a16GemmShape, W4a16GemmArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH

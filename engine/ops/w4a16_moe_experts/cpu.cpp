@@ -67,10 +67,10 @@ void run(const W4a16MoeExpertsShape& shape, const W4a16MoeExpertsArgs& args, voi
 }  // namespace
 
 KDTREE_OPERATOR(w4a16_moe_experts) = {"w4a16_moe_experts",
-                                    refuse_as<W4a16MoeExpertsShape, refuse>,
-                                    bytes_as<W4a16MoeExpertsShape, packed_bytes>,
-                                    prepare_as<W4a16MoeExpertsShape, W4a16MoeExpertsWeights, pack>,
-                                    bytes_as<W4a16MoeExpertsShape, workspace>,
-                                    run_as<W4a16MoeExpertsShape, W4a16MoeExpertsArgs, run>};
+                                      refuse_as<W4a16MoeExpertsShape, refuse>,
+                                      bytes_as<W4a16MoeExpertsShape, packed_bytes>,
+                                      prepare_as<W4a16MoeExpertsShape, W4a16MoeExpertsWeights, pack>,
+                                      bytes_as<W4a16MoeExpertsShape, workspace>,
+                                      run_as<W4a16MoeExpertsShape, W4a16MoeExpertsArgs, run>};
 
 }  // namespace kdtree::KDTREE_PATH
