@@ -24,6 +24,7 @@ include: "rules/report.smk"  # all verdicts on one page
 include: "rules/sanitize.smk"  # the checks under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 include: "rules/fuzz.smk"  # mutated bundles, configs and arguments
 include: "rules/bench.smk"  # what an edit costs
+include: "rules/bench_cpu.smk"  # the CPU kernels against torch and against memory
 
 
 rule all:

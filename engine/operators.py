@@ -260,6 +260,48 @@ class Operator:
         return contents, offset * contents.itemsize
 
 
+class Resident:
+    """An operator with `copies` of its weights in the backend's memory, for timing. Close it, or use it in `with`.
+
+    `shape` and `weights` are those of a Call. Raises Refused and OperatorError.
+    """
+
+    def __init__(self, operator: Operator, shape: dict, weights: dict | list, copies: int):
+        self._operator, self._library, self._memory = operator, operator.library, []
+        if reason := operator.refuse(shape):
+            raise Refused(f"{operator.name}: {reason}")
+        self._shape = operator._shape(shape)
+        handle, pointer = operator._handle, ctypes.byref(self._shape)
+        self._workspace = self._allocate(self._library.workspace(handle, pointer))
+        self._packed = [self._allocate(self._library.packed_bytes(handle, pointer)) for _ in range(copies)]
+        for packed in self._packed:
+            operator._prepare(self._shape, weights, packed)
+
+    def bind(self, copy: int, arguments: dict):
+        """A function of no arguments that runs the operator. `arguments`: pointers to the backend's memory (or None) of
+        all fields of <Op>Args but `packed`."""
+        args = _fill(self._operator.contract.args, arguments | {"packed": self._packed[copy]})
+        shape, handle, library = self._shape, self._operator._handle, self._library
+        return lambda: library.call(library.run, handle, ctypes.byref(shape), ctypes.byref(args), self._workspace)
+
+    def _allocate(self, size: int) -> int:
+        memory = self._library.allocate(size)
+        if not memory:
+            raise OperatorError(f"{self._operator.name}: no memory for {size} bytes")
+        self._memory.append(memory)
+        return memory
+
+    def close(self):
+        while self._memory:
+            self._library.release(self._memory.pop())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
 def _check_dtype(field: contract.Field, dtype):
     """A pointer to T takes arrays of T; a `void*` takes float32, bf16 as uint16."""
     wanted = {
