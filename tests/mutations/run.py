@@ -26,15 +26,9 @@ TIMEOUT_S = 600  # a fault may also make something loop
 
 
 def copy_tree(scratch: Path) -> None:
-    """Tracked and new files, results and snakemake's records, with their times."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    files = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
-    for name in filter(None, files):
-        if (ROOT / name).is_file():
-            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, scratch / name)
-    for folder in ("results", ".snakemake"):
-        shutil.copytree(ROOT / folder, scratch / folder, ignore=shutil.ignore_patterns("locks", "incomplete", "log"))
+    """The tree, results and snakemake's records, with their times; no caches, no locks."""
+    skipped = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "locks", "incomplete")
+    shutil.copytree(ROOT, scratch, ignore=skipped, dirs_exist_ok=True)
 
 
 def put_in(fault: dict, root: Path) -> None:
