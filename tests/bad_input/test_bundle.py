@@ -60,10 +60,13 @@ def values(name, pattern: bytes):
     return change
 
 
-def extra(file):
-    end = len(file.data)
-    file.entries["extra"] = {"dtype": "F32", "shape": [2], "data_offsets": [end, end + 8]}
-    file.data += bytes(8)
+def extra(name):
+    def change(file):
+        end = len(file.data)
+        file.entries[name] = {"dtype": "F32", "shape": [2], "data_offsets": [end, end + 8]}
+        file.data += bytes(8)
+
+    return change
 
 
 def trailer(file):
@@ -90,7 +93,7 @@ WRONG = {
     # tensors
     "missing": (without(GATE + ".weight"), f"{GATE}.weight: missing: the config asks for this tensor"),
     "renamed": (rename(GATE + ".weight", GATE + ".wait"), f"{GATE}.weight: missing: the config asks for this tensor"),
-    "extra": (extra, "extra: [2]: no tensor of this model"),
+    "extra": (extra("extra"), "extra: [2]: no tensor of this model"),
     "overlapping": (overlap, f"{NORM}: starts at byte "),
     "misshapen": (entry(NORM, shape=[4, 8]), f"{NORM}: [4, 8]: shape must be [32]"),
     "transposed": (entry(EMBED, shape=[32, 17]), f"{EMBED}: [32, 17]: shape must be [17, 32]"),
@@ -109,7 +112,9 @@ WRONG = {
     "entry of no map": (lambda file: file.entries.update({NORM: 7}), f"{NORM}: 7: not a safetensors entry"),
     "NaN": (values(NORM, np.float32("nan").tobytes()), f"{NORM}: NaN or inf: weights and scales must be finite"),
     "inf": (values(NORM, np.float32("-inf").tobytes()), f"{NORM}: NaN or inf: "),
-    "name with a line break": (rename(NORM, "a\nb\x1b[31m"), f"{NORM}: missing: "),
+    "name with a line break": (extra("a\nb\x1b[31m"), r"a\nb\x1b[31m: [2]: no tensor of this model"),
+    "name of half a character": (extra("\udc80"), r"\udc80: [2]: no tensor of this model"),
+    "empty name": (extra(""), "'': [2]: no tensor of this model"),
     # its config
     "config no JSON": (metadata(config="{"), "config: Expecting property name"),
     "config no map": (metadata(config="[1]"), "config: list: "),

@@ -133,6 +133,13 @@ def test_request(library_path, model, request_, expected):
         assert engine.generate([1], **good) == before
 
 
+def test_memory_that_is_promised_but_not_there(library):
+    """Linux would hand out more than it has, and kill who uses it."""
+    available = next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith("MemAvailable")) << 10
+    assert not library.allocate(available + (256 << 20))
+    library.release(library.allocate(64 << 20))
+
+
 def test_kv_rows_outside_the_pool(library_path, model):
     with Engine(library_path, model, **OPTIONS) as engine, pytest.raises(EngineError, match="the pool has"):
         engine.read_kv(10_000)
