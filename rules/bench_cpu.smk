@@ -29,11 +29,11 @@ rule bench_cpu:
 
 rule plot_cpu:
     input:
-        "results/bench/cpu.json",
+        record="results/bench/cpu.json",
         py=py_sources("engine/bench_cpu/plot.py"),
     output:
         "results/bench/cpu.png",
     log:
         "results/logs/bench/plot_cpu.log",
     shell:
-        "python -m engine.bench_cpu.plot {input[0]} {output} 2>&1 | tee {log} >&2"
+        "python -m engine.bench_cpu.plot {input.record} {output} 2>&1 | tee {log} >&2"
