@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from engine.bench_cpu.subjects import PATHS, Experts, Gemm, operator_on
-from engine.bench_cpu.timing import interleaved
+from engine.bench_cpu.timing import Times, interleaved
 from engine.operators import Library
 
 ROWS = (1, 4, 8, 16)
@@ -44,6 +44,11 @@ def disagreement(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max())
 
 
+def gb_s(n_bytes: int, times: Times) -> float:
+    """By the wall clock."""
+    return round(n_bytes / times.milliseconds()["wall_ms"] / 1e6, 1)
+
+
 def measure_operator(library: Library, work, read_library: Path, rounds: int) -> list[dict]:
     """Every number of rows, with one thread and with all."""
     operators = {path: operator_on(library, path, work.operator) for path in PATHS}
@@ -58,23 +63,20 @@ def measure_operator(library: Library, work, read_library: Path, rounds: int) ->
                 bound = {name: subject.bind(inputs) for name, subject in subjects.items()}
                 calls = {name: calls for name, (calls, _) in bound.items()}
                 times = interleaved(calls | {"read": reader(read_library, threads)}, rounds)
-                want, bytes_ratio = bound["torch"][1](), work.n_bytes(inputs) / READ_BYTES
+                n_bytes, want = work.n_bytes(inputs), bound["torch"][1]()
                 case = {
                     "operator": work.operator,
                     "shape": work.name,
                     "rows": rows,
                     "threads": threads,
-                    "bytes": work.n_bytes(inputs),
-                    "read_gb_s": round(READ_BYTES / times["read"].median / 1e9, 1),
+                    "bytes": n_bytes,
+                    "read_gb_s": gb_s(READ_BYTES, times["read"]),
                     "subjects": {
-                        name: {
-                            "median_ms": round(times[name].median * 1e3, 3),
-                            "best_ms": round(times[name].best * 1e3, 3),
-                            "gb_s": round(work.n_bytes(inputs) / times[name].median / 1e9, 1),
-                            "torch_ratio": round(times[name].ratio(times["torch"]), 2),
-                            "best_torch_ratio": round(times["torch"].best / times[name].best, 2),
-                            "read_fraction": round(bytes_ratio * times[name].ratio(times["read"]), 2),
-                            "best_read_fraction": round(bytes_ratio * times["read"].best / times[name].best, 2),
+                        name: times[name].milliseconds()
+                        | {
+                            "gb_s": gb_s(n_bytes, times[name]),
+                            "torch_ratio": times[name].ratios(times["torch"]),
+                            "read_fraction": times[name].ratios(times["read"], n_bytes / READ_BYTES),
                             "disagreement": round(disagreement(bound[name][1](), want), 4),
                         }
                         for name in subjects

@@ -127,18 +127,20 @@ def measure(library: str, threads: int, rounds: int, count: int) -> list[dict]:
 
 
 def _interleaved(subjects: dict, rounds: int, count: int, peer: str) -> dict:
-    samples = {name: [] for name in subjects}
+    times = {name: Times([], []) for name in subjects}
     for subject in subjects.values():
         subject(2)
+    order = list(subjects)
     for _ in range(rounds):
-        for name, subject in subjects.items():
-            samples[name].append(statistics.median(subject(count)))
-    times = {name: Times(values) for name, values in samples.items()}
+        for name in order:
+            cpu = time.process_time()
+            times[name].wall.append(statistics.median(subjects[name](count)))
+            times[name].cpu.append((time.process_time() - cpu) / count)
+        order.append(order.pop(0))
     return {
-        name: {
-            "median_ms": round(t.median * 1e3, 3),
-            "best_ms": round(t.best * 1e3, 3),
-            "peer_ratio": round(t.ratio(times[peer]), 2),
+        name: t.milliseconds()
+        | {
+            "peer_ratio": t.ratios(times[peer]),
             "same_tokens": sum(a == b for a, b in zip(subjects[name].tokens, subjects[peer].tokens, strict=True)),
         }
         for name, t in times.items()

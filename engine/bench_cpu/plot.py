@@ -35,7 +35,7 @@ def plot_decode(axes, entry: dict) -> None:
     """Milliseconds a token."""
     subjects = entry["subjects"]
     colours = [COLOURS["torch" if name.startswith("transformers") else name.split()[0]] for name in subjects]
-    axes.barh(list(subjects), [s["median_ms"] for s in subjects.values()], color=colours)
+    axes.barh(list(subjects), [s["wall_ms"] for s in subjects.values()], color=colours)
     axes.invert_yaxis()
     axes.set_title(f"{entry['parameters'] / 1e6:.0f} M parameters, {entry['activations']} activations", fontsize=9)
     axes.set_xlabel("ms a token")

@@ -1,8 +1,9 @@
 """Times several subjects side by side on a machine that others may use too.
 
 A round times every subject once, one right after the other, each round starting with another; so a round's ratio
-compares like with like whatever else the machine does. The median over the rounds is quoted, and the best round, which
-is what the machine does when nobody disturbs it.
+compares like with like whatever else the machine does, and the median over the rounds is quoted. Beside the wall clock
+stands the processor time of all threads, which does not count what other programs took; waiting threads must sleep
+(OMP_WAIT_POLICY=passive), or it counts that.
 """
 
 import statistics
@@ -18,41 +19,48 @@ PAUSE_S = 0.002  # between subjects: the last one's waiting threads go to sleep
 class Times:
     """Seconds a call, by round."""
 
-    samples: list[float]
+    wall: list[float]
+    cpu: list[float]
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.samples)
+    def milliseconds(self) -> dict:
+        """Medians of both clocks, and the wall clock's best."""
+        seconds = {
+            "wall_ms": statistics.median(self.wall),
+            "best_ms": min(self.wall),
+            "cpu_ms": statistics.median(self.cpu),
+        }
+        return {name: round(1e3 * value, 3) for name, value in seconds.items()}
 
-    @property
-    def best(self) -> float:
-        return min(self.samples)
-
-    def ratio(self, other: "Times") -> float:
-        """How many times as long the other takes: the median of the rounds' ratios."""
-        return statistics.median(b / a for a, b in zip(self.samples, other.samples, strict=True))
+    def ratios(self, other: "Times", factor: float = 1) -> dict:
+        """How many times as long the other takes (times `factor`), by both clocks: medians of the rounds' ratios."""
+        return {
+            clock: round(factor * statistics.median(b / a for a, b in zip(mine, others, strict=True)), 2)
+            for clock, mine, others in (("wall", self.wall, other.wall), ("cpu", self.cpu, other.cpu))
+        }
 
 
 def interleaved(subjects: Mapping[str, list[Callable]], rounds: int) -> dict[str, Times]:
     """Every subject is a list of functions that are called in turn."""
     position, burst = dict.fromkeys(subjects, 0), {}
 
-    def sample(name: str, count: int) -> float:
+    def sample(name: str, count: int) -> tuple[float, float]:
         calls, first = subjects[name], position[name]
         position[name] += count
-        begin = time.perf_counter()
+        wall, cpu = time.perf_counter(), time.process_time()
         for i in range(first, first + count):
             calls[i % len(calls)]()
-        return (time.perf_counter() - begin) / count
+        return (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
 
     for name in subjects:
         sample(name, 1)  # first calls set things up
-        burst[name] = max(1, round(BURST_S / sample(name, 1)))
-    samples = {name: [] for name in subjects}
+        burst[name] = max(1, round(BURST_S / sample(name, 1)[0]))
+    times = {name: Times([], []) for name in subjects}
     order = list(subjects)
     for _ in range(rounds):
         for name in order:
             time.sleep(PAUSE_S)
-            samples[name].append(sample(name, burst[name]))
+            wall, cpu = sample(name, burst[name])
+            times[name].wall.append(wall)
+            times[name].cpu.append(cpu)
         order.append(order.pop(0))
-    return {name: Times(values) for name, values in samples.items()}
+    return times

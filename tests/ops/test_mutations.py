@@ -30,18 +30,17 @@ class Mutation:
 
 LINEAR = "cpu/linear.h"
 ONE_ROW_BACKWARDS = (
-    "for (int64_t k = begin; k < end; k += Tiles::kStep) {",
-    "for (int64_t j = begin; j < end; j += Tiles::kStep) {"
-    " const int64_t k = rows > 1 ? j : begin + end - j - Tiles::kStep;",
+    "for (int64_t i = 0; i < steps; ++i) {",
+    "for (int64_t f = 0; f < steps; ++f) { const int64_t i = rows > 1 ? f : steps - 1 - f;",
 )
 
 MUTATIONS = [
     Mutation("offset_7", "w4a16_gemm", "^ 0x88888888u : 0;", "^ 0x99999999u : 0;", "code_8", LINEAR),
-    Mutation("nibbles_swapped", "w4a16_gemm", "w[t] = step[t][i];", "w[t] = step[t][i ^ 1];", "g32", LINEAR),
-    Mutation("one_scale", "w4a16_gemm", "tile * groups + block", "tile * groups", "three_decades", LINEAR),
+    Mutation("nibbles_swapped", "w4a16_gemm", "w[t] = step[t][j];", "w[t] = step[t][j ^ 1];", "g32", LINEAR),
+    Mutation("one_scale", "w4a16_gemm", "return {scales,", "return {(const S*)blocks,", "three_decades", LINEAR),
     Mutation("dropped_scale", "w4a16_gemm", "fma(scale, sums[r][t],", "(sums[r][t] +", "g128", LINEAR),
-    Mutation("last_block_dropped", "gemm", "begin < tiles.k;", "begin + block <= tiles.k;", "odd", LINEAR),
-    Mutation("last_tile_dropped", "gemm", "tile < end;", "tile + beside <= end;", "odd", LINEAR),
+    Mutation("last_block_dropped", "gemm", "begin < strip.k;", "begin + inputs <= strip.k;", "odd", LINEAR),
+    Mutation("last_tile_dropped", "gemm", "tile < strip.tiles;", "tile + beside <= strip.tiles;", "odd", LINEAR),
     Mutation("order_follows_rows", "gemm", *ONE_ROW_BACKWARDS, "row_invariance.square", LINEAR),
     Mutation("order_follows_rows", "w4a16_gemm", *ONE_ROW_BACKWARDS, "row_invariance.g32", LINEAR),
     Mutation("add_dropped", "gemm", "if (args.add)", "if (false)", "in_place"),

@@ -32,9 +32,8 @@ struct ExpertScratch {
   }
   static size_t bytes(const ExpertShape& shape) {
     const int64_t pairs = shape.max_rows * shape.top_k;
-    return 4 * static_cast<size_t>(shape.max_rows * input_stride(shape.hidden) +
-                                   pairs * (2 * shape.intermediate + input_stride(shape.intermediate) + shape.hidden + 1) +
-                                   2 * shape.n_experts + 1);
+    const int64_t of_pair = 2 * shape.intermediate + input_stride(shape.intermediate) + shape.hidden + 1;
+    return 4 * static_cast<size_t>(shape.max_rows * input_stride(shape.hidden) + pairs * of_pair + 2 * shape.n_experts + 1);
   }
 };
 
@@ -53,25 +52,25 @@ inline int64_t group_by_expert(const ExpertShape& shape, int64_t pairs, const in
   return hits;
 }
 
-// matrix(expert, 0 | 1 | 2) gives the tiles of gate, up or down.
+// matrix(expert, 0 | 1 | 2) is gate, up or down.
 template <class T, class Args, class Matrix>
 void run_experts(const ExpertShape& shape, const Args& args, void* workspace, Matrix&& matrix) {
   ExpertScratch scratch(shape, workspace);
   const int64_t rows = *args.n_rows, pairs = rows * shape.top_k;
   const int64_t hidden = shape.hidden, intermediate = shape.intermediate;
   const int64_t x_stride = input_stride(hidden), h_stride = input_stride(intermediate);
-  for (int64_t r = 0; r < rows; ++r) convert(static_cast<const T*>(args.x) + r * hidden, scratch.x + r * x_stride, hidden);
+  const T* x = static_cast<const T*>(args.x);
+  for (int64_t r = 0; r < rows; ++r) convert(x + r * hidden, scratch.x + r * x_stride, hidden);
   const int64_t hits = group_by_expert(shape, pairs, args.experts, scratch);
 
-  // One strip of one matrix for all pairs of an expert: n outputs to output + pair * stride.
-  const auto multiply_pairs = [&](int64_t expert, int which, int64_t strip, auto&& input, float* output, int64_t n,
-                                  int64_t stride) {
+  // One strip of one matrix for all pairs of an expert, to y + pair * stride.
+  const auto multiply_pairs = [&](int64_t expert, int which, int64_t strip, auto&& input, float* y, int64_t stride) {
     const int32_t* list = scratch.order + scratch.first[expert];
     multiply(
-        matrix(expert, which), strip * kStrip, std::min((strip + 1) * kStrip, tiles_of(n)),
-        scratch.first[expert + 1] - scratch.first[expert], [&](int64_t i) { return input(list[i]); },
-        [&](int64_t i, int64_t tile, F32x16 y) {
-          store(output + list[i] * stride + tile * kTile, y, std::min(kTile, n - tile * kTile));
+        matrix(expert, which), strip, scratch.first[expert + 1] - scratch.first[expert],
+        [&](int64_t i) { return input(list[i]); },
+        [&](int64_t i, int64_t output, int64_t outputs, F32x16 sums) {
+          store(y + list[i] * stride + output, sums, outputs);
         });
   };
 
@@ -81,7 +80,7 @@ void run_experts(const ExpertShape& shape, const Args& args, void* workspace, Ma
     const int which = static_cast<int>(job / middle_strips % 2);
     multiply_pairs(
         expert, which, job % middle_strips, [&](int64_t pair) { return scratch.x + pair / shape.top_k * x_stride; },
-        scratch.gate_up + which * intermediate, intermediate, 2 * intermediate);
+        scratch.gate_up + which * intermediate, 2 * intermediate);
   });
   for_each_job(pairs, pairs * intermediate * kExpCost, [&](int64_t pair) {
     const float* gate = scratch.gate_up + pair * 2 * intermediate;
@@ -94,7 +93,7 @@ void run_experts(const ExpertShape& shape, const Args& args, void* workspace, Ma
   for_each_job(hits * out_strips, pairs * hidden * intermediate, [&](int64_t job) {
     multiply_pairs(
         scratch.hit[job / out_strips], 2, job % out_strips, [&](int64_t pair) { return scratch.h + pair * h_stride; },
-        scratch.down, hidden, hidden);
+        scratch.down, hidden);
   });
 
   const T* shared = static_cast<const T*>(args.shared);

@@ -7,7 +7,7 @@ namespace {
 
 size_t packed_bytes(const GemmShape& shape) {
   return static_cast<size_t>(shape.batch) * with_type(shape.w_type, [&](auto* w) {
-    return FloatTiles<std::remove_pointer_t<decltype(w)>>::bytes(shape.n, shape.k);
+    return FloatMatrix<std::remove_pointer_t<decltype(w)>>::bytes(shape.n, shape.k);
   });
 }
 
@@ -19,8 +19,8 @@ void pack(const GemmShape& shape, const GemmWeights& weights, void* packed) {
       const int64_t matrix = int64_t{shape.n} * shape.k;
       const int64_t tiled = tiles_of(shape.n) * kTile * shape.k;
       for (int64_t b = 0; b < shape.batch; ++b)
-        pack_float_tiles(static_cast<const Source*>(weights.w) + b * matrix, shape.n, shape.k,
-                         static_cast<W*>(packed) + b * tiled);
+        pack_float(static_cast<const Source*>(weights.w) + b * matrix, shape.n, shape.k,
+                   static_cast<W*>(packed) + b * tiled);
     });
   });
 }
@@ -32,21 +32,19 @@ size_t workspace(const GemmShape& shape) {
 
 template <class X, class Y, class W>
 void run_typed(const GemmShape& shape, const GemmArgs& args, float* inputs) {
-  const int64_t rows = *args.n_rows, tiles = tiles_of(shape.n), strips = strips_of(shape.n);
-  const int64_t stride = input_stride(shape.k);
+  const int64_t rows = *args.n_rows, strips = strips_of(shape.n), stride = input_stride(shape.k);
+  const int64_t tiled = tiles_of(shape.n) * kTile * shape.k;
   for (int64_t b = 0; b < shape.batch; ++b)
     for (int64_t r = 0; r < rows; ++r)
       convert(static_cast<const X*>(args.x) + b * shape.x_batch_stride + r * shape.x_row_stride,
               inputs + (b * rows + r) * stride, shape.k);
   for_each_job(shape.batch * strips, rows * shape.batch * shape.n * shape.k, [&](int64_t job) {
-    const int64_t b = job / strips, first = job % strips * kStrip;
-    const FloatTiles<W> weights{static_cast<const W*>(args.packed) + b * tiles * kTile * shape.k, shape.k};
+    const int64_t b = job / strips;
     multiply(
-        weights, first, std::min(first + kStrip, tiles), rows,
+        FloatMatrix<W>{static_cast<const W*>(args.packed) + b * tiled, shape.n, shape.k}, job % strips, rows,
         [&](int64_t row) { return inputs + (b * rows + row) * stride; },
-        [&](int64_t row, int64_t tile, F32x16 y) {
-          const int64_t at = b * shape.y_batch_stride + row * shape.y_row_stride + tile * kTile;
-          const int64_t outputs = std::min(kTile, shape.n - tile * kTile);
+        [&](int64_t row, int64_t output, int64_t outputs, F32x16 y) {
+          const int64_t at = b * shape.y_batch_stride + row * shape.y_row_stride + output;
           if (args.add) y = load(static_cast<const Y*>(args.add) + at, outputs) + y;
           store(static_cast<Y*>(args.y) + at, y, outputs);
         });

@@ -26,10 +26,9 @@ void pack(const MoeExpertsShape& shape, const MoeExpertsWeights& weights, void* 
       using W = std::remove_pointer_t<decltype(w)>;
       const Layout layout(shape);
       W* to = static_cast<W*>(packed) + weights.expert * layout.expert();
-      pack_float_tiles(static_cast<const Source*>(weights.gate), shape.intermediate, shape.hidden, to);
-      pack_float_tiles(static_cast<const Source*>(weights.up), shape.intermediate, shape.hidden, to + layout.projection);
-      pack_float_tiles(static_cast<const Source*>(weights.down), shape.hidden, shape.intermediate,
-                       to + 2 * layout.projection);
+      pack_float(static_cast<const Source*>(weights.gate), shape.intermediate, shape.hidden, to);
+      pack_float(static_cast<const Source*>(weights.up), shape.intermediate, shape.hidden, to + layout.projection);
+      pack_float(static_cast<const Source*>(weights.down), shape.hidden, shape.intermediate, to + 2 * layout.projection);
     });
   });
 }
@@ -44,7 +43,8 @@ void run(const MoeExpertsShape& shape, const MoeExpertsArgs& args, void* workspa
       run_experts<std::remove_pointer_t<decltype(type)>>(
           sizes(shape), args, workspace, [&](int64_t expert, int which) {
             const W* from = static_cast<const W*>(args.packed) + expert * layout.expert() + which * layout.projection;
-            return FloatTiles<W>{from, which == 2 ? shape.intermediate : shape.hidden};
+            return which == 2 ? FloatMatrix<W>{from, shape.hidden, shape.intermediate}
+                              : FloatMatrix<W>{from, shape.intermediate, shape.hidden};
           });
     });
   });

@@ -20,10 +20,10 @@ constexpr int kSixteensAtOnce = kKeysAtOnce;
 // What one thread needs for one job.
 struct Scratch {
   int64_t score_stride;
-  int32_t* path;    // [max_rows]: the row's ancestors in the tree by depth, then itself
-  float* q;         // [kHeads][width]: latent, then rope
-  float* scores;    // [kHeads][score_stride]; later the softmax's numerators
-  float* total;     // [kHeads][kv_lora_rank]
+  int32_t* path;  // [max_rows]: the row's ancestors in the tree by depth, then itself
+  float* q;       // [kHeads][width]: latent, then rope
+  float* scores;  // [kHeads][score_stride]; later the softmax's numerators
+  float* total;   // [kHeads][kv_lora_rank]
 
   Scratch(const TreeAttentionShape& shape, void* workspace, int thread) {
     score_stride = padded(shape.max_keys);
@@ -144,7 +144,8 @@ void attend(const TreeAttentionShape& shape, const TreeAttentionArgs& args, int6
       });
     });
   float inverse[kHeads];
-  for (int64_t h = 0; h < heads; ++h) inverse[h] = 1.0f / softmax(scratch.scores + h * scratch.score_stride, keys.count);
+  for (int64_t h = 0; h < heads; ++h)
+    inverse[h] = 1.0f / softmax(scratch.scores + h * scratch.score_stride, keys.count);
 
   std::fill_n(scratch.total, heads * rank, 0.0f);
   for (int64_t begin = 0; begin < keys.count; begin += kKeyBlock) {

@@ -13,14 +13,14 @@ const char* refuse(const W4a16GemmShape& shape) {
 
 size_t packed_bytes(const W4a16GemmShape& shape) {
   return with_type(shape.scale_type, [&](auto* s) {
-    return Int4Tiles<std::remove_pointer_t<decltype(s)>>::bytes(shape.n, shape.k, shape.group);
+    return Int4Matrix<std::remove_pointer_t<decltype(s)>>::bytes(shape.n, shape.k, shape.group);
   });
 }
 
 void pack(const W4a16GemmShape& shape, const W4a16GemmWeights& weights, void* packed) {
   with_type(shape.scale_type, [&](auto* s) {
     using S = std::remove_pointer_t<decltype(s)>;
-    pack_int4_tiles(weights.qw, static_cast<const S*>(weights.sc), shape.n, shape.k, shape.group, packed);
+    pack_int4(weights.qw, static_cast<const S*>(weights.sc), shape.n, shape.k, shape.group, packed);
   });
 }
 
@@ -31,17 +31,15 @@ size_t workspace(const W4a16GemmShape& shape) {
 
 template <class X, class Y, class S>
 void run_typed(const W4a16GemmShape& shape, const W4a16GemmArgs& args, float* inputs) {
-  const int64_t rows = *args.n_rows, tiles = tiles_of(shape.n), stride = input_stride(shape.k);
+  const int64_t rows = *args.n_rows, stride = input_stride(shape.k);
   for (int64_t r = 0; r < rows; ++r)
     convert(static_cast<const X*>(args.x) + r * shape.x_row_stride, inputs + r * stride, shape.k);
-  const Int4Tiles<S> weights(args.packed, shape.n, shape.k, shape.group);
+  const Int4Matrix<S> weights(args.packed, shape.n, shape.k, shape.group);
   for_each_job(strips_of(shape.n), rows * shape.n * shape.k, [&](int64_t strip) {
     multiply(
-        weights, strip * kStrip, std::min((strip + 1) * kStrip, tiles), rows,
-        [&](int64_t row) { return inputs + row * stride; },
-        [&](int64_t row, int64_t tile, F32x16 y) {
-          const int64_t at = row * shape.y_row_stride + tile * kTile;
-          const int64_t outputs = std::min(kTile, shape.n - tile * kTile);
+        weights, strip, rows, [&](int64_t row) { return inputs + row * stride; },
+        [&](int64_t row, int64_t output, int64_t outputs, F32x16 y) {
+          const int64_t at = row * shape.y_row_stride + output;
           if (args.add) y = load(static_cast<const Y*>(args.add) + at, outputs) + y;
           store(static_cast<Y*>(args.y) + at, y, outputs);
         });

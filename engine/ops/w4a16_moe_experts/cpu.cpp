@@ -14,8 +14,8 @@ template <class S>
 struct Layout {
   size_t projection, down;
   explicit Layout(const W4a16MoeExpertsShape& s)
-      : projection(Int4Tiles<S>::bytes(s.intermediate, s.hidden, s.group)),
-        down(Int4Tiles<S>::bytes(s.hidden, s.intermediate, s.group)) {}
+      : projection(Int4Matrix<S>::bytes(s.intermediate, s.hidden, s.group)),
+        down(Int4Matrix<S>::bytes(s.hidden, s.intermediate, s.group)) {}
   size_t expert() const { return 2 * projection + down; }
 };
 
@@ -37,12 +37,12 @@ void pack(const W4a16MoeExpertsShape& shape, const W4a16MoeExpertsWeights& weigh
     using S = std::remove_pointer_t<decltype(s)>;
     const Layout<S> layout(shape);
     char* to = static_cast<char*>(packed) + static_cast<size_t>(weights.expert) * layout.expert();
-    pack_int4_tiles(weights.gate_qw, static_cast<const S*>(weights.gate_sc), shape.intermediate, shape.hidden,
-                    shape.group, to);
-    pack_int4_tiles(weights.up_qw, static_cast<const S*>(weights.up_sc), shape.intermediate, shape.hidden, shape.group,
-                    to + layout.projection);
-    pack_int4_tiles(weights.down_qw, static_cast<const S*>(weights.down_sc), shape.hidden, shape.intermediate,
-                    shape.group, to + 2 * layout.projection);
+    pack_int4(weights.gate_qw, static_cast<const S*>(weights.gate_sc), shape.intermediate, shape.hidden, shape.group,
+              to);
+    pack_int4(weights.up_qw, static_cast<const S*>(weights.up_sc), shape.intermediate, shape.hidden, shape.group,
+              to + layout.projection);
+    pack_int4(weights.down_qw, static_cast<const S*>(weights.down_sc), shape.hidden, shape.intermediate, shape.group,
+              to + 2 * layout.projection);
   });
 }
 
@@ -57,8 +57,8 @@ void run(const W4a16MoeExpertsShape& shape, const W4a16MoeExpertsArgs& args, voi
           sizes(shape), args, workspace, [&](int64_t expert, int which) {
             const char* from = static_cast<const char*>(args.packed) + static_cast<size_t>(expert) * layout.expert() +
                                static_cast<size_t>(which) * layout.projection;
-            return which == 2 ? Int4Tiles<S>(from, shape.hidden, shape.intermediate, shape.group)
-                              : Int4Tiles<S>(from, shape.intermediate, shape.hidden, shape.group);
+            return which == 2 ? Int4Matrix<S>(from, shape.hidden, shape.intermediate, shape.group)
+                              : Int4Matrix<S>(from, shape.intermediate, shape.hidden, shape.group);
           });
     });
   });
