@@ -6,7 +6,7 @@ rule bench_ladder:
         "results/logs/bench/ladder.log",
     benchmark:
         "results/benchmarks/bench/ladder.tsv"
-    threads: 8
+    threads: 64  # all that the call has
     params:
         bundle="".join(QUANTISED_BUNDLES[-1:]),
     shell:

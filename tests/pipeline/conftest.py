@@ -1,10 +1,6 @@
 """Copies of the repository: built once, and from there a copy a test."""
 
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from driver import VERDICTS, Ladder, copy_sources
@@ -28,14 +24,8 @@ def ladder(built, tmp_path) -> Ladder:
 
 @pytest.fixture
 def fresh(tmp_path) -> Ladder:
-    """A clean copy for `./ladder`, with this interpreter's packages standing in for the ones it would install."""
+    """A clean copy for `./ladder`."""
     ladder = copy_sources(tmp_path / "copy")
-    venv = ladder.root / ".venv"
-    (venv / "bin").mkdir(parents=True)
-    (venv / "bin/python").symlink_to(sys.executable)
-    (venv / "lib").symlink_to(Path(sys.prefix) / "lib")
-    (venv / "pyvenv.cfg").write_text(f"home = {os.path.dirname(os.path.realpath(sys.executable))}\n")
-    installed = "cat envs/requirements.txt envs/constraints.txt | sha256sum >.venv/requirements.sha256"
-    subprocess.run(installed, shell=True, cwd=ladder.root, check=True)
+    ladder.install()
     yield ladder
-    shutil.rmtree(ladder.root)
+    shutil.rmtree(ladder.root, ignore_errors=True)  # a killed call's jobs may still write

@@ -34,6 +34,16 @@ class Ladder:
         self.run(*arguments)
         return {job for job, time in self.logs().items() if before.get(job) != time}
 
+    def install(self) -> None:
+        """This interpreter's packages stand in for those that `./ladder` would install."""
+        venv = self.root / ".venv"
+        (venv / "bin").mkdir(parents=True)
+        (venv / "bin/python").symlink_to(sys.executable)
+        (venv / "lib").symlink_to(Path(sys.prefix) / "lib")
+        (venv / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
+        stamp = "cat envs/requirements.txt envs/constraints.txt | sha256sum >.venv/requirements.sha256"
+        subprocess.run(stamp, shell=True, cwd=self.root, check=True)
+
     def logs(self) -> dict[str, int]:
         folder = self.root / "results/logs"
         return {str(log.relative_to(folder).with_suffix("")): log.stat().st_mtime_ns for log in folder.rglob("*.log")}
