@@ -1,7 +1,11 @@
-// Packed: [batch, n, k padded to 8] of w_type. Floor: the weights' bytes, read once for every 8 rows.
+// Floor: the weights' bytes. A bf16 matrix whose inputs are a multiple of 32 streams:
+//   Packed: strips (Bf16Strips).
+// All others take the plain kernel:
+//   Packed: [batch, n, k padded to 8] of w_type, read once for every 8 rows.
 #include "../cuda/dot.cuh"
 #include "../cuda/operator.cuh"
 #include "../cuda/pack.cuh"
+#include "../cuda/stream_dense.cuh"
 #include "op.h"
 
 namespace kdtree {
@@ -48,11 +52,21 @@ const char* refuse(const GemmShape& shape) {
   return nullptr;
 }
 
+bool streams(const GemmShape& shape) { return shape.x_type == kBFloat16 && shape.batch == 1 && shape.k % 32 == 0; }
+StreamDense<Bf16Strips> streaming(const GemmShape& shape) { return {shape.max_rows, shape.n, shape.k}; }
+
 size_t packed_bytes(const GemmShape& shape) {
+  if (streams(shape)) return streaming(shape).packed_bytes();
   return static_cast<size_t>(shape.batch * padded_to_8(shape.k)) * static_cast<size_t>(shape.n) * size_of(shape.w_type);
 }
 
+size_t workspace(const GemmShape& shape) { return streams(shape) ? streaming(shape).workspace() : 0; }
+
 cudaError_t pack(const GemmShape& shape, const GemmWeights& weights, void* packed, cudaStream_t stream) {
+  if (streams(shape))
+    return with_type(weights.type, [&](auto source) {
+      return stage_strips(static_cast<const decltype(source)*>(weights.w), shape.n, shape.k, packed, stream);
+    });
   return with_type(weights.type, [&](auto source) {
     return with_type(shape.w_type, [&](auto w) {
       return pack_rows(static_cast<const decltype(source)*>(weights.w), int64_t{shape.batch} * shape.n, shape.k,
@@ -61,7 +75,9 @@ cudaError_t pack(const GemmShape& shape, const GemmWeights& weights, void* packe
   });
 }
 
-void run(const GemmShape& shape, const GemmArgs& args, void*, cudaStream_t stream) {
+void run(const GemmShape& shape, const GemmArgs& args, void* workspace, cudaStream_t stream) {
+  if (streams(shape))
+    return streaming(shape).launch(args, shape.x_row_stride, shape.y_row_stride, shape.y_type, workspace, stream);
   const int64_t tiles = int64_t{shape.batch} * ceil_div(shape.n, kOutputs) * ceil_div(shape.max_rows, kRows);
   const unsigned grid = grid_for(tiles, kWarps, 8);
   const bool aligned = aligned16(args.x, shape.x_row_stride, size_of(shape.x_type)) &&
@@ -80,7 +96,7 @@ const Operator gemm = {"gemm",
                        refuse_as<GemmShape, refuse>,
                        bytes_as<GemmShape, packed_bytes>,
                        prepare_as<GemmShape, GemmWeights, pack>,
-                       no_bytes,
+                       bytes_as<GemmShape, workspace>,
                        run_as<GemmShape, GemmArgs, run>};
 
 }  // namespace kdtree

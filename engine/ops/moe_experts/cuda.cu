@@ -1,7 +1,11 @@
-// Packed, an expert after the other: gate and up [intermediate, hidden padded to 8], down [hidden, intermediate padded
-// to 8], of w_type. Floor: the bytes of the experts hit.
+// Floor: the bytes of the experts hit. bf16 experts whose widths are multiples of 32 stream:
+//   Packed: an expert after the other: strips of gate and up, strips of down (stream_experts.cuh, Bf16Strips).
+// All others take the plain kernels:
+//   Packed, an expert after the other: gate and up [intermediate, hidden padded to 8], down [hidden, intermediate
+//   padded to 8], of w_type.
 #include "../cuda/experts.cuh"
 #include "../cuda/pack.cuh"
+#include "../cuda/stream_experts.cuh"
 #include "op.h"
 
 namespace kdtree {
@@ -35,11 +39,38 @@ const char* refuse(const MoeExpertsShape& shape) {
   return nullptr;
 }
 
+bool streams(const MoeExpertsShape& shape) {
+  return shape.type == kBFloat16 && shape.hidden % 32 == 0 && shape.intermediate % 32 == 0;
+}
+StreamExperts<Bf16Strips> streaming(const MoeExpertsShape& s) {
+  return StreamExperts<Bf16Strips>({s.max_rows, s.hidden, s.intermediate, s.n_experts, s.top_k});
+}
+
 size_t packed_bytes(const MoeExpertsShape& shape) {
+  if (streams(shape)) return static_cast<size_t>(streaming(shape).expert_bytes() * shape.n_experts);
   return static_cast<size_t>(one_expert(shape) * shape.n_experts) * size_of(shape.w_type);
 }
 
+template <class Source>
+cudaError_t pack_streaming(const MoeExpertsShape& shape, const MoeExpertsWeights& weights, void* packed,
+                           cudaStream_t stream) {
+  const auto layout = streaming(shape);
+  const int hidden = shape.hidden, width = shape.intermediate;
+  const size_t bytes = static_cast<size_t>(hidden) * static_cast<size_t>(width) * sizeof(Source);
+  const Staged gate(weights.gate, bytes, stream), up(weights.up, bytes, stream);
+  if (gate.error != cudaSuccess) return gate.error;
+  if (up.error != cudaSuccess) return up.error;
+  char* to = static_cast<char*>(packed) + weights.expert * layout.expert_bytes();
+  pack_strips(StripSource<Source>::of(gate.as<Source>(), up.as<Source>(), width), hidden, layout.gate_up.strips, to,
+              stream);
+  return stage_strips(static_cast<const Source*>(weights.down), hidden, width, to + layout.gate_up_bytes(), stream);
+}
+
 cudaError_t pack(const MoeExpertsShape& shape, const MoeExpertsWeights& weights, void* packed, cudaStream_t stream) {
+  if (streams(shape))
+    return with_type(weights.type, [&](auto source) {
+      return pack_streaming<decltype(source)>(shape, weights, packed, stream);
+    });
   return with_type(weights.type, [&](auto source) {
     return with_type(shape.w_type, [&](auto w) {
       using Source = decltype(source);
@@ -58,7 +89,9 @@ cudaError_t pack(const MoeExpertsShape& shape, const MoeExpertsWeights& weights,
   });
 }
 
-size_t workspace(const MoeExpertsShape& shape) { return ExpertScratch::bytes(sizes(shape)); }
+size_t workspace(const MoeExpertsShape& shape) {
+  return streams(shape) ? streaming(shape).workspace() : ExpertScratch::bytes(sizes(shape));
+}
 
 template <class X, class W>
 void launch(const MoeExpertsShape& shape, const MoeExpertsArgs& args, void* workspace, cudaStream_t stream) {
@@ -68,6 +101,7 @@ void launch(const MoeExpertsShape& shape, const MoeExpertsArgs& args, void* work
 }
 
 void run(const MoeExpertsShape& shape, const MoeExpertsArgs& args, void* workspace, cudaStream_t stream) {
+  if (streams(shape)) return streaming(shape).launch(args, workspace, stream);
   if (shape.type == kBFloat16)
     launch<bf16, bf16>(shape, args, workspace, stream);
   else if (shape.w_type == kBFloat16)

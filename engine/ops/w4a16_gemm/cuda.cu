@@ -1,8 +1,11 @@
-// Packed: codes [n, k/8], then scales [n, k/group] of scale_type, as the bundle has them. Floor: these bytes (0.5625 a
-// weight with group 32 and bf16 scales), read once for every 8 rows.
+// Floor: the packed bytes, 0.5625 a weight with group 32 and bf16 scales. bf16 inputs with such weights stream:
+//   Packed: strips (Int4Strips).
+// All others take the plain kernel, which is also the check of the streaming one (the same values as fp32 scales):
+//   Packed: codes [n, k/8], then scales [n, k/group] of scale_type, as the bundle has them, read once for every 8 rows.
 #include "../cuda/dot.cuh"
 #include "../cuda/operator.cuh"
 #include "../cuda/pack.cuh"
+#include "../cuda/stream_dense.cuh"
 #include "op.h"
 
 namespace kdtree {
@@ -51,15 +54,35 @@ size_t code_bytes(const W4a16GemmShape& shape) { return static_cast<size_t>(shap
 size_t scale_bytes(const W4a16GemmShape& shape) {
   return static_cast<size_t>(shape.n) * static_cast<size_t>(shape.k / shape.group) * size_of(shape.scale_type);
 }
-size_t packed_bytes(const W4a16GemmShape& shape) { return code_bytes(shape) + scale_bytes(shape); }
+
+bool streams(const W4a16GemmShape& shape) {
+  return shape.x_type == kBFloat16 && shape.scale_type == kBFloat16 && shape.group == 32;
+}
+StreamDense<Int4Strips> streaming(const W4a16GemmShape& shape) { return {shape.max_rows, shape.n, shape.k}; }
+
+size_t packed_bytes(const W4a16GemmShape& shape) {
+  return streams(shape) ? streaming(shape).packed_bytes() : code_bytes(shape) + scale_bytes(shape);
+}
+size_t workspace(const W4a16GemmShape& shape) { return streams(shape) ? streaming(shape).workspace() : 0; }
 
 cudaError_t pack(const W4a16GemmShape& shape, const W4a16GemmWeights& weights, void* packed, cudaStream_t stream) {
+  if (streams(shape)) {
+    const Staged codes(weights.qw, code_bytes(shape), stream), scales(weights.sc, scale_bytes(shape), stream);
+    if (codes.error != cudaSuccess) return codes.error;
+    if (scales.error != cudaSuccess) return scales.error;
+    pack_strips(StripSource<uint32_t>::of(codes.as<uint32_t>(), shape.n, shape.k / 8),
+                StripSource<bf16>::of(scales.as<bf16>(), shape.n, shape.k / 32), shape.k,
+                streaming(shape).tiling.strips, packed, stream);
+    return cudaGetLastError();
+  }
   const cudaError_t error = upload(packed, weights.qw, code_bytes(shape), stream);
   if (error != cudaSuccess) return error;
   return upload(static_cast<char*>(packed) + code_bytes(shape), weights.sc, scale_bytes(shape), stream);
 }
 
-void run(const W4a16GemmShape& shape, const W4a16GemmArgs& args, void*, cudaStream_t stream) {
+void run(const W4a16GemmShape& shape, const W4a16GemmArgs& args, void* workspace, cudaStream_t stream) {
+  if (streams(shape))
+    return streaming(shape).launch(args, shape.x_row_stride, shape.y_row_stride, shape.y_type, workspace, stream);
   const int64_t tiles = int64_t{ceil_div(shape.n, kOutputs)} * ceil_div(shape.max_rows, kRows);
   const bool aligned = aligned16(args.x, shape.x_row_stride, size_of(shape.x_type));
   with_type(shape.x_type, [&](auto x) {
@@ -73,7 +96,7 @@ const Operator w4a16_gemm = {"w4a16_gemm",
                              refuse_as<W4a16GemmShape, refuse>,
                              bytes_as<W4a16GemmShape, packed_bytes>,
                              prepare_as<W4a16GemmShape, W4a16GemmWeights, pack>,
-                             no_bytes,
+                             bytes_as<W4a16GemmShape, workspace>,
                              run_as<W4a16GemmShape, W4a16GemmArgs, run>};
 
 }  // namespace kdtree

@@ -95,6 +95,28 @@ CASES = [
     W4a16MoeExpertsCase(name="bf16_in_place", risk="the residual is y itself", residual="in_place", **_BF16),
     W4a16MoeExpertsCase(name="bf16_float32_scales", risk="float32 scales under bf16", type=BFLOAT16),
     W4a16MoeExpertsCase(name="bf16_k2_count", risk="384 experts", n_experts=384, top_k=8, hidden=32, **_BF16),
+    W4a16MoeExpertsCase(
+        name="bf16_stages",
+        risk="widths of many stages and of a half unit at the end, tiles that are not full",
+        hidden=544,
+        intermediate=288,
+        n_experts=3,
+        invariance=True,
+        **_BF16,
+    ),
+    W4a16MoeExpertsCase(
+        name="bf16_company",
+        risk="a row's bits change with the rows that share its expert: 1 to 7, 12, 32",
+        rows=44,
+        max_rows=45,
+        hidden=320,
+        intermediate=160,
+        n_experts=5,
+        top_k=3,
+        one_set=True,
+        invariance=True,
+        **_BF16,
+    ),
 ]
 
 LARGE = [

@@ -1,0 +1,101 @@
+// Instructions that CUDA C++ has no word for: matrix products, bulk copies into shared memory and the barriers that
+// count their bytes, kernels that start before the one in front of them has ended.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#ifndef __CUDACC__
+#include "emulated_ptx.h"  // a host compiler: the kernels run on emulated threads, where there is no GPU
+#else
+namespace kdtree::cuda {
+
+// c += a b for a 16 x 16 and b 16 x 8. Lane 4 g + t holds rows g and g + 8 of a, column g of b, and of c the columns
+// 2 t and 2 t + 1 of rows g (c[0], c[1]) and g + 8.
+__device__ inline void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                    uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// a b + c for two bf16 in one word, subnormal numbers included.
+__device__ inline uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c) {
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(a) : "r"(a), "r"(b), "r"(c));
+  return a;
+}
+
+__device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// ---- barriers in shared memory: a phase ends when all arrivals and all announced bytes are in ---------------------
+__device__ inline void init_barrier(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// Initialised barriers become visible to the copy engine; a __syncthreads follows.
+__device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ inline void arrive_expecting(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+// Returns once the phase of this parity has ended. A new barrier is in phase 0, so waiting for 1 passes at once.
+__device__ inline void wait_phase(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n\t.reg .pred done;\n\t"
+      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n\t"
+      "@!done bra again;\n\t}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// ---- bulk copies: 16-byte aligned addresses and size; the bytes count towards the barrier's phase -----------------
+__device__ inline void copy_rows(void* to, const void* from, int bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+// Weights are read once, hence evict-first: activations and partial sums keep the L2. sm_120 faults on such policies.
+__device__ inline void copy_weights(void* to, const void* from, int bytes, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 1200
+  copy_rows(to, from, bytes, barrier);
+#else
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+#endif
+}
+
+// ---- dependent launches -------------------------------------------------------------------------------------------
+// The grid in front of this one (see launch_early) has ended and its writes are visible.
+__device__ inline void wait_for_grid_in_front() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The next grid may start once every block of this one has said so or ended; it waits for our end where it needs it.
+__device__ inline void let_next_grid_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Launches a kernel that may start before the one in front of it has ended, and that calls wait_for_grid_in_front
+// before it touches what that one reads or writes. As every such kernel waits, the end of one is the end of all before.
+template <class... Parameters, class... Arguments>
+void launch_early(void (*kernel)(Parameters...), unsigned grid, unsigned threads, size_t shared_bytes,
+                  cudaStream_t stream, Arguments... arguments) {
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+}  // namespace kdtree::cuda
+#endif

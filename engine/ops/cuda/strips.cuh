@@ -1,0 +1,106 @@
+// Weights as the tensor cores eat them: strips of 16 outputs, a strip being its units of 64 inputs one after the other.
+// A unit holds each lane's share in 16-byte pieces. Inputs are padded to whole units and outputs to whole strips with
+// zero weights; only halves of 32 inputs that exist are multiplied.
+//
+// Lane 4 g + t holds inputs 8 t … 8 t + 7 of every half, of outputs g and g + 8; and the same inputs of row g of x,
+// which is one 16-byte load from x as it lies. Two m16n8k16 take a half: inputs 0 … 3 of each eight first, then 4 … 7.
+#pragma once
+#include "ptx.cuh"
+#include "reduce.cuh"
+
+namespace kdtree::cuda {
+
+// The 2 x 8 pairs of a lane for a half: operand a of the first product and of the second.
+struct HalfStrip {
+  uint32_t a[8];
+};
+
+// sum += strip half · rows, for one tile of 8 rows.
+__device__ inline void multiply_add(float (&sum)[4], const HalfStrip& strip, uint4 rows) {
+  multiply_add(sum, strip.a[0], strip.a[1], strip.a[2], strip.a[3], rows.x, rows.y);
+  multiply_add(sum, strip.a[4], strip.a[5], strip.a[6], strip.a[7], rows.z, rows.w);
+}
+
+// A word is 8 inputs of an output, code = q + 8: inputs 0, 2, 4, 6 from bits 0, 8, 4, 12 on, their odd neighbours 16
+// bits higher. A unit is
+//   [lane][word of half 0, output g; of half 0, output g + 8; of half 1, g; of half 1, g + 8]          512 bytes
+//   [g][half][scale of output g, of output g + 8] in bf16, times 2^6                                    64 bytes
+//
+// As the bits of a bf16, an integer below 256 is that many times 2^-133, so a nibble needs no conversion, and one that
+// lies 4 bits higher is 16 times as much: one fma makes either (code - 8) · 2^-6, exactly.
+struct Int4Strips {
+  static constexpr int kUnitBytes = 576;
+  static constexpr float kPackedScale = 0x1p6f;
+  static constexpr int units_a_stage(int row_tiles) { return row_tiles <= 2 ? 4 : 2; }
+
+  // Adds the product of kHalves halves from kFirst on. The scale of a group is applied in fp32 to the group's sum.
+  template <int kFirst, int kHalves, int kTileBytes, int kRowTiles>
+  static __device__ void multiply(const char* unit, const char* x, float (&total)[kRowTiles][4]) {
+    constexpr int kUnits = (kHalves + 1) / 2;
+    uint4 codes[kUnits];
+    uint2 scales[kUnits];
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      codes[u] = reinterpret_cast<const uint4*>(unit + u * kUnitBytes)[lane_id()];
+      scales[u] = reinterpret_cast<const uint2*>(unit + u * kUnitBytes + 512)[lane_id() / 4];
+    }
+    HalfStrip strip[kHalves];
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const bool second = (kFirst + h) % 2;
+      dequantize(second ? codes[h / 2].z : codes[h / 2].x, strip[h].a);
+      dequantize(second ? codes[h / 2].w : codes[h / 2].y, strip[h].a + 1);
+    }
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+      float sum[kHalves][4] = {};
+      uint4 rows[kHalves];
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h)
+        rows[h] = *reinterpret_cast<const uint4*>(x + r * kTileBytes + 64 * (kFirst + h));
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) multiply_add(sum[h], strip[h], rows[h]);
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const uint32_t pair = (kFirst + h) % 2 ? scales[h / 2].y : scales[h / 2].x;
+        const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xFFFF0000u);
+        total[r][0] = fmaf(low, sum[h][0], total[r][0]);
+        total[r][1] = fmaf(low, sum[h][1], total[r][1]);
+        total[r][2] = fmaf(high, sum[h][2], total[r][2]);
+        total[r][3] = fmaf(high, sum[h][3], total[r][3]);
+      }
+    }
+  }
+
+ private:
+  // Pairs of inputs to a[0], a[2], a[4], a[6].
+  static __device__ void dequantize(uint32_t word, uint32_t* a) {
+    constexpr uint32_t kLow = 0x000F000F, kHigh = 0x00F000F0;
+    constexpr uint32_t k2To127 = 0x7F007F00, k2To123 = 0x7D007D00, kMinus8 = 0xBE00BE00;  // the last times 2^-6
+    a[0] = fma_pair(word & kLow, k2To127, kMinus8);
+    a[2] = fma_pair(word >> 8 & kLow, k2To127, kMinus8);
+    a[4] = fma_pair(word & kHigh, k2To123, kMinus8);
+    a[6] = fma_pair(word >> 8 & kHigh, k2To123, kMinus8);
+  }
+};
+
+// A unit is [half][product][lane][operand a]: pairs of inputs of output g, of g + 8, and the next pair of both.
+struct Bf16Strips {
+  static constexpr int kUnitBytes = 2048;
+  static constexpr int units_a_stage(int) { return 1; }
+
+  template <int kFirst, int kHalves, int kTileBytes, int kRowTiles>
+  static __device__ void multiply(const char* unit, const char* x, float (&total)[kRowTiles][4]) {
+#pragma unroll
+    for (int h = kFirst; h < kFirst + kHalves; ++h) {
+      const auto* a = reinterpret_cast<const uint4*>(unit + h / 2 * kUnitBytes + h % 2 * 1024) + lane_id();
+      const uint4 low = a[0], high = a[32];
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r)
+        multiply_add(total[r], {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}},
+                     *reinterpret_cast<const uint4*>(x + r * kTileBytes + 64 * h));
+    }
+  }
+};
+
+}  // namespace kdtree::cuda
