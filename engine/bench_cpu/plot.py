@@ -53,12 +53,12 @@ def plot(results: dict):
         for axes, key in zip(grid[row], of_row, strict=False):
             cases = [c for c in results["operators"] if (c["operator"], c["shape"], c["threads"]) == key]
             plot_products(axes, f"{key[0]}\n{key[1]}, {count} thread{'s' * (count > 1)}", cases)
-        grid[row][0].legend(fontsize=8)
     for axes, entry in zip(grid[-1], results["decode"], strict=False):
         plot_decode(axes, entry)
     for axes in grid.flat:
         axes.set_visible(axes.has_data())
     figure.suptitle(f"{results['machine']['cpu']}, {results['machine']['cores']} cores", fontsize=10)
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="lower right", fontsize=9)
     figure.tight_layout()
     return figure
 
