@@ -25,29 +25,6 @@ def wait_for(condition, process) -> bool:
     raise TimeoutError
 
 
-@pytest.mark.parametrize(
-    ("stages", "children"), [(STAGES, False), (("golden", "compile", "ddtree"), True)], ids=["orphans", "no_orphans"]
-)
-def test_killed(fresh, built, stages, children):
-    """SIGKILL as soon as a job of the stage runs, for one stage after the other; then the same command finishes.
-
-    Snakemake's jobs outlive it, and write on, unless they are killed too.
-    """
-    for stage in stages:
-        folder = fresh.root / "results/logs" / stage
-        known = set(folder.rglob("*.log"))
-        with open(fresh.root / "output", "wb") as output:
-            process = subprocess.Popen(COMMAND, cwd=fresh.root, start_new_session=True, stdout=output, stderr=output)
-        started = wait_for(lambda folder=folder, known=known: set(folder.rglob("*.log")) - known, process)
-        assert started, f"ended before {stage}:\n{fresh.read('output')}"
-        os.killpg(process.pid, signal.SIGKILL) if children else process.kill()
-        process.wait()
-        assert not (fresh.root / "results/tiny.pass").exists()
-    done = subprocess.run(COMMAND, cwd=fresh.root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert fresh.read("results/tiny.pass") == built.read("results/tiny.pass")
-
-
 @pytest.fixture
 def unfinished(ladder) -> Ladder:
     """A copy for `./ladder` that still has to decode and to judge."""
@@ -55,6 +32,40 @@ def unfinished(ladder) -> Ladder:
     shutil.rmtree(ladder.root / "results/runs")
     (ladder.root / "results/tiny.pass").unlink()
     return ladder
+
+
+def kill_at(stage: str, ladder: Ladder, with_jobs: bool) -> None:
+    """SIGKILL as soon as a job of the stage runs. Snakemake's jobs outlive it, and write on, unless killed too."""
+    known = ladder.logs()
+
+    def started():
+        return [job for job, time in ladder.logs().items() if job.startswith(f"{stage}/") and known.get(job) != time]
+
+    with open(ladder.root / "output", "wb") as output:
+        process = subprocess.Popen(COMMAND, cwd=ladder.root, start_new_session=True, stdout=output, stderr=output)
+    assert wait_for(started, process), f"ended before {stage}:\n{ladder.read('output')}"
+    os.killpg(process.pid, signal.SIGKILL) if with_jobs else process.kill()
+    process.wait()
+    assert not (ladder.root / "results/tiny.pass").exists()
+
+
+def finish(ladder: Ladder, built: Ladder) -> None:
+    """The same command goes on, and its verdict is that of a ladder that was never killed."""
+    done = subprocess.run(COMMAND, cwd=ladder.root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ladder.read("results/tiny.pass") == built.read("results/tiny.pass")
+
+
+def test_killed_at_every_stage(fresh, built):
+    for stage in STAGES:
+        kill_at(stage, fresh, with_jobs=False)
+    finish(fresh, built)
+
+
+def test_killed_with_its_jobs(unfinished, built):
+    for stage in ("ar", "ddtree", "verify"):
+        kill_at(stage, unfinished, with_jobs=True)
+    finish(unfinished, built)
 
 
 def test_two_calls_at_once(unfinished, built):
