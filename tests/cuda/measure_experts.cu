@@ -15,6 +15,7 @@
 
 namespace kdtree::cuda {
 int multiprocessors = 0;
+bool stream_rung = true;
 }
 namespace kdtree::backend {
 const char* error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }

@@ -1,6 +1,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 #include "../../ops/cuda/operator.cuh"
 #include "../backend.h"
@@ -9,6 +11,7 @@
 namespace kdtree::cuda {
 
 int multiprocessors = 0;
+bool stream_rung = false;
 
 }  // namespace kdtree::cuda
 
@@ -26,7 +29,7 @@ T* or_null(cudaError_t error, T* made) {
   return nullptr;
 }
 
-char architecture[16];  // of the device, as nvcc names it
+char architecture[24];  // of the device, as nvcc names it, and the rung of the matrix kernels
 
 __global__ void probe() {}  // present if this device's code is in the library
 
@@ -60,7 +63,14 @@ const char* init() {
   }
   if (error != cudaSuccess) return cudaGetErrorString(error);
   cuda::multiprocessors = properties.multiProcessorCount;
-  std::snprintf(architecture, sizeof architecture, "sm_%d%d", properties.major, properties.minor);
+  const char* rung = std::getenv("KDTREE_CUDA");
+  if (rung && std::strcmp(rung, "plain") && std::strcmp(rung, "stream")) {
+    std::snprintf(reason, sizeof reason, "KDTREE_CUDA: %.64s: must be plain or stream", rung);
+    return reason;
+  }
+  cuda::stream_rung = rung && !std::strcmp(rung, "stream");
+  std::snprintf(architecture, sizeof architecture, "sm_%d%d %s", properties.major, properties.minor,
+                cuda::stream_rung ? "stream" : "plain");
   for (const cuda::KernelInit* kernel = cuda::kernel_inits(); kernel->init; ++kernel) {
     error = static_cast<cudaError_t>(kernel->init());
     if (error != cudaSuccess) {

@@ -11,6 +11,10 @@ namespace kdtree::cuda {
 // Of the device in use; backend::init sets it. Sizes grids only: no sum is ever split by it.
 extern int multiprocessors;
 
+// Whether bf16 takes the streaming tensor-core rung of the matrix kernels, where it fits the shape; backend::init sets it
+// from the environment's KDTREE_CUDA. Weights are packed for a rung, so it must not change afterwards.
+extern bool stream_rung;
+
 // What a block of sm_120 may use; sm_90 has more, but a kernel is one source for both.
 constexpr size_t kMaxSharedBytes = 101376;
 

@@ -52,7 +52,9 @@ const char* refuse(const GemmShape& shape) {
   return nullptr;
 }
 
-bool streams(const GemmShape& shape) { return shape.x_type == kBFloat16 && shape.batch == 1 && shape.k % 32 == 0; }
+bool streams(const GemmShape& shape) {
+  return stream_rung && shape.x_type == kBFloat16 && shape.batch == 1 && shape.k % 32 == 0;
+}
 StreamDense<Bf16Strips> streaming(const GemmShape& shape) { return {shape.max_rows, shape.n, shape.k}; }
 
 size_t packed_bytes(const GemmShape& shape) {
