@@ -114,7 +114,6 @@ def test_library(fails, bundle, write, monkeypatch, tmp_path):
     assert line.startswith(f"{bundle}: library: {tmp_path}/cpu/libkdtree_cpu.so: ")
 
 
-@pytest.mark.xfail(reason="generate: a prompt that is no UTF-8 ends in a traceback")
 @pytest.mark.parametrize("argument", [b"caf\xe9", b"\xff\xfe"])
 def test_prompt_that_is_no_utf8(library_path, write, argument):
     """Through a process of its own: bytes of the command line that are no text."""
@@ -126,7 +125,6 @@ def test_prompt_that_is_no_utf8(library_path, write, argument):
     assert done.stderr.startswith(b"error: --prompt: ") and done.stderr.count(b"\n") == 1
 
 
-@pytest.mark.xfail(reason="generate: a closed or full output ends in a traceback")
 def test_closed_output(library_path, bundle):
     """`… | head -0` closes the pipe: no traceback."""
     reading, writing = os.pipe()
