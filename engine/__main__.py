@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -116,6 +117,11 @@ def prompt_tokens(args, text: Text) -> list[int]:
     for token in args.stop_token_ids or []:
         if not 0 <= token < text.vocab_size:
             raise UsageError(f"stop_token_ids: {token}: outside the vocabulary of {text.vocab_size}")
+    for name in ("prompt", "system"):
+        try:
+            (getattr(args, name) or "").encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{name}: {getattr(args, name)!a}: is no UTF-8") from None
     if args.prompt is None:
         try:
             return text.encode(args.prompt_tokens)
@@ -222,6 +228,7 @@ def main() -> int:
     args = parser().parse_args()
     try:
         args.run(args)
+        sys.stdout.flush()
     except UsageError as error:
         name, colon, rest = str(error).partition(":")
         print(f"error: --{name.replace('_', '-')}{colon}{rest}", file=sys.stderr)
@@ -233,7 +240,9 @@ def main() -> int:
         print(f"error: {args.bundle or args.checkpoint}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error.filename or args.output}: {error.strerror}", file=sys.stderr)
+        where = error.filename or getattr(args, "output", "standard output")
+        print(f"error: {where}: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has nowhere to go
         return 2
     return 0
 
