@@ -3,6 +3,7 @@
 #
 # An inline function or a template, compiled here with a path's instructions, must not become the definition that
 # another path, another operator or the core is linked with: only the entries of the operator table stay global.
+# (A "unique" symbol, of a static variable in an inline function, could not be made local.)
 set -euo pipefail
 object=$1 source=$2
 shift 2
@@ -20,7 +21,7 @@ trap 'rm -rf "$work"' EXIT
 
 compile() {
     # shellcheck disable=SC2086
-    $compiler "${@:2}" ${instructions[$1]} "-DKDTREE_PATH=$1" -c "$source" -o "$work/$1.o"
+    $compiler "${@:2}" ${instructions[$1]} -fno-gnu-unique "-DKDTREE_PATH=$1" -c "$source" -o "$work/$1.o"
     ld -r --force-group-allocation "$work/$1.o" -o "$work/$1.local.o"
     objcopy --keep-global-symbol="_ZN6kdtree${#1}$1${#operator}${operator}E" "$work/$1.local.o"
 }

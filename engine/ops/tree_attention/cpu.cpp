@@ -2,8 +2,6 @@
 #include "../cpu/threads.h"
 #include "op.h"
 
-#include <omp.h>
-
 #include <cmath>
 
 namespace kdtree::KDTREE_PATH {
@@ -171,7 +169,7 @@ void attend(const TreeAttentionShape& shape, const TreeAttentionArgs& args, int6
 }
 
 size_t workspace(const TreeAttentionShape& shape) {
-  return Scratch::bytes(shape) * static_cast<size_t>(std::max(omp_get_max_threads(), omp_get_num_procs()));
+  return Scratch::bytes(shape) * static_cast<size_t>(most_threads());
 }
 
 void run(const TreeAttentionShape& shape, const TreeAttentionArgs& args, void* workspace) {
