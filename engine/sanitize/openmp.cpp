@@ -10,7 +10,8 @@
 
 namespace {
 
-int team_size = 4;
+constexpr int kProcessors = 4;  // never changes: the kernels size their workspaces by it
+int team_size = kProcessors;
 thread_local int index_in_team = 0;
 thread_local bool in_team = false;
 
@@ -31,9 +32,9 @@ void join_team(void (*body)(void*), void* data, int index) {
 
 extern "C" {
 
-void omp_set_num_threads(int count) { team_size = count; }
+void omp_set_num_threads(int count) { team_size = count < kProcessors ? count : kProcessors; }
 int omp_get_max_threads() { return team_size; }
-int omp_get_num_procs() { return team_size; }
+int omp_get_num_procs() { return kProcessors; }
 int omp_get_num_threads() { return in_team ? team_size : 1; }
 int omp_get_thread_num() { return index_in_team; }
 
