@@ -53,7 +53,7 @@ def test_planted_fault_is_found(sanitized, tmp_path, new, what):
     old = 'require_tokens("script", request.script, request.script_length, config.vocab_size);'
     library = plant_fault(sanitized("address"), tmp_path, "engine/core/limits.cpp", old, new)
     supervisor = Supervisor(library, seed=1, seconds=4)
-    cases = 100 if what == "exit status" else 2
+    cases = 400 if what == "exit status" else 2
     supervisor.run(range(KINDS.index("arguments"), cases * len(KINDS), len(KINDS)))
     assert supervisor.failures
     for failure in supervisor.failures:
