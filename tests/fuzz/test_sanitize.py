@@ -26,7 +26,9 @@ PLANTS = [
     Plant("read_past_the_end", "address", "argmax", "c < shape.cols", "c <= shape.cols", "heap-buffer-overflow"),
     Plant("overflow", "address", "argmax", "int32_t best = -1;", "int32_t best = -1 << shape.cols;", "runtime error"),
     Plant("shared_scratch", "thread", "tree_attention", "omp_get_thread_num()", "0", "data race"),
-    Plant("shared_counter", "thread", "w4a16_gemm", "const int64_t at =", "inputs[0] = 1; const int64_t at =", "data race"),
+    Plant(
+        "shared_counter", "thread", "w4a16_gemm", "const int64_t at =", "inputs[0] = 1; const int64_t at =", "data race"
+    ),
 ]
 
 
