@@ -75,7 +75,7 @@ sanitize() {
   for tool in memcheck racecheck initcheck synccheck; do
     for op in $OPERATORS; do
       echo "compute-sanitizer --tool $tool --error-exitcode 9 $PYTHON -m engine.check --library $LIBRARY" \
-        "--operator $op --output /tmp/sanitize.$tool.$op.json > $OUT/logs/$op.$tool 2>&1; echo $tool $op \$? >> $OUT/sanitize.txt"
+        "--operator $op --output $OUT/logs/sanitize.$tool.$op.json > $OUT/logs/$op.$tool 2>&1; echo $tool $op \$? >> $OUT/sanitize.txt"
     done
   done | parallel
   sort "$OUT/sanitize.txt"
