@@ -23,6 +23,7 @@ class MoeRouteCase(RowwiseCase):
     levels: int | None = None  # so many distinct logits, so that choices tie exactly; the bias is 0 then
     logits: float = 2.0  # their standard deviation
     bias_mean: float = 0.0
+    impossible: int = 0  # so many experts, the first ones, have a bias of -inf
     ties_only_in_float32: bool = False  # sigmoids that differ in float64 are equal in float32
 
     def call(self) -> Call:
@@ -32,6 +33,7 @@ class MoeRouteCase(RowwiseCase):
         if self.levels:
             logits = rng.integers(0, self.levels, logits.shape) - self.levels / 2
             bias[:] = self.bias_mean
+        bias[: self.impossible] = -np.inf
         if self.ties_only_in_float32:
             logits, bias = rng.uniform(20, 60, logits.shape), 0 * bias
         return Call(
@@ -119,6 +121,13 @@ CASES = [
         n_experts=24,
         top_k=4,
         ties_only_in_float32=True,
+    ),
+    MoeRouteCase(
+        name="impossible_experts",
+        risk="choices of -inf are the last, not none: an index past the experts",
+        n_experts=12,
+        top_k=5,
+        impossible=9,
     ),
     MoeRouteCase(name="one_row", risk="autoregressive decoding", rows=1, n_experts=8, top_k=2, max_rows=1),
 ]

@@ -8,23 +8,23 @@
 namespace kdtree::KDTREE_PATH {
 namespace {
 
-constexpr float kTaken = -std::numeric_limits<float>::infinity();
+bool is_nan(float x) { return x != x; }
 
-// Takes the `count` largest of n values, largest first, ties to the lower index, marking them kTaken. A NaN comes
+// Takes the `count` largest of the n values that are not taken yet, largest first, ties to the lower index. A NaN comes
 // after every number, so that even a row of NaN (which the logits will report) picks valid indices.
 template <class Visit>
-void take_largest(float* values, int32_t n, int32_t count, Visit&& visit) {
+void take_largest(const float* values, bool* taken, int32_t n, int32_t count, Visit&& visit) {
   for (int32_t i = 0; i < count; ++i) {
     int32_t best = -1;
     for (int32_t j = 0; j < n; ++j)
-      if (values[j] != kTaken && (best < 0 || values[j] > values[best] || values[best] != values[best])) best = j;
+      if (!taken[j] && (best < 0 || values[j] > values[best] || (is_nan(values[best]) && !is_nan(values[j])))) best = j;
     visit(i, best);
-    values[best] = kTaken;
+    taken[best] = true;
   }
 }
 
 float top_two_sum(const float* choice, int32_t n) {
-  float first = kTaken, second = kTaken;
+  float first = -std::numeric_limits<float>::infinity(), second = first;
   for (int32_t i = 0; i < n; ++i) {
     second = std::max(second, std::min(first, choice[i]));
     first = std::max(first, choice[i]);
@@ -37,6 +37,8 @@ void route(const MoeRouteShape& shape, const float* logits, const float* bias, f
   float* scores = scratch;
   float* choice = scores + shape.n_experts;
   float* groups = choice + shape.n_experts;
+  bool* taken = reinterpret_cast<bool*>(groups + shape.n_group);
+  std::fill_n(taken, shape.n_experts, false);
   each_sixteen(shape.n_experts,
                [&](int64_t e, int64_t lanes) { store(scores + e, sigmoid(load(logits + e, lanes)), lanes); });
   for (int32_t e = 0; e < shape.n_experts; ++e) choice[e] = scores[e] + bias[e];
@@ -44,12 +46,13 @@ void route(const MoeRouteShape& shape, const float* logits, const float* bias, f
   if (shape.topk_group < shape.n_group) {
     const int32_t size = shape.n_experts / shape.n_group;
     for (int32_t g = 0; g < shape.n_group; ++g) groups[g] = top_two_sum(choice + g * size, size);
-    take_largest(groups, shape.n_group, shape.topk_group, [](int32_t, int32_t) {});
-    for (int32_t e = 0; e < shape.n_experts; ++e)
-      if (groups[e / size] != kTaken) choice[e] = kTaken;
+    bool* kept = taken + shape.n_experts;
+    std::fill_n(kept, shape.n_group, false);
+    take_largest(groups, kept, shape.n_group, shape.topk_group, [](int32_t, int32_t) {});
+    for (int32_t e = 0; e < shape.n_experts; ++e) taken[e] = !kept[e / size];
   }
 
-  take_largest(choice, shape.n_experts, shape.top_k, [&](int32_t slot, int32_t e) {
+  take_largest(choice, taken, shape.n_experts, shape.top_k, [&](int32_t slot, int32_t e) {
     experts[slot] = e;
     weights[slot] = scores[e];
   });
@@ -71,7 +74,8 @@ const char* refuse(const MoeRouteShape& shape) {
 }
 
 size_t workspace(const MoeRouteShape& shape) {
-  return (2 * static_cast<size_t>(shape.n_experts) + static_cast<size_t>(shape.n_group)) * sizeof(float);
+  const size_t experts = static_cast<size_t>(shape.n_experts), groups = static_cast<size_t>(shape.n_group);
+  return (2 * experts + groups) * sizeof(float) + (experts + groups) * sizeof(bool);
 }
 
 void run(const MoeRouteShape& shape, const MoeRouteArgs& args, void* workspace) {
