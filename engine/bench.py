@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from reference.files import write_text
+
 KERNEL = "engine/ops/w4a16_gemm/cpu.cpp"
 EDIT = 'extern "C" const int kdtree_edited = 1;\n'  # a new symbol: the object changes, its arithmetic does not
 
@@ -51,9 +53,7 @@ def main() -> None:
             kernel.write(EDIT)
         times["edit_int4_s"] = snakemake(folder, args.cores, verdict)
         times["noop_s"] = snakemake(folder, args.cores, verdict)
-    part = args.output.with_name(f"{args.output.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(times | {"cpus": os.cpu_count()}, indent=2) + "\n")
-    os.replace(part, args.output)
+    write_text(args.output, json.dumps(times | {"cpus": os.cpu_count()}, indent=2) + "\n")
     print(times)
 
 

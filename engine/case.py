@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from reference.bundle import read_safetensors, write_safetensors
+from reference.files import write_text
 
 GOLDEN, CASE = "golden.safetensors", "case.json"
 
@@ -27,7 +28,7 @@ def write_case(plan: dict, variant: str, prompt: str, step: int, tokens: int) ->
         "decode": plan["decode"] | {"max_new_tokens": tokens},
         "variants": {variant: plan["variants"][variant]},
     }
-    (folder / CASE).write_text(json.dumps(case, indent=2) + "\n")
+    write_text(folder / CASE, json.dumps(case, indent=2) + "\n")
     return f"python -m engine.verify --replay {folder}"
 
 

@@ -11,13 +11,13 @@ import argparse
 import importlib
 import json
 import math
-import os
 import sys
 from pathlib import Path
 
 from engine import contract
 from engine.measure import Measurement, measure_case, measure_invariance, measure_refusal
 from engine.operators import Library
+from reference.files import write_text
 
 
 def cases_of(name: str):
@@ -62,10 +62,7 @@ def main(arguments=None) -> int:
         "variant": library.variant_name,
         "cases": [record(m) for m in measurements],
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    part = options.output.with_name(f".{options.output.name}.{os.getpid()}")
-    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(options.output)
+    write_text(options.output, json.dumps(content, indent=1, allow_nan=False) + "\n")
     over = sum(not m.within for m in measurements)
     print(f"{options.operator}: {len(measurements)} measurements, {over} above budget")
     return 0

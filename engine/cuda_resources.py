@@ -8,11 +8,12 @@ shared memory is held to that limit by static_assert beside the kernels).
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from reference.files import write_text
 
 MAX_SHARED_BYTES = {"sm_120a": 101_376, "sm_90a": 232_448}
 KERNEL = re.compile(
@@ -80,9 +81,7 @@ def main() -> int:
     for arch in MAX_SHARED_BYTES:
         mine = [record for record in records if record["arch"] == arch]
         print(f"{arch}: {len(mine)} kernels, at most {max(r['registers'] for r in mine)} registers, no spills")
-    part = args.output.with_name(f"{args.output.name}.{os.getpid()}.part")
-    part.write_text(json.dumps({"kernels": records}, indent=1) + "\n")
-    os.replace(part, args.output)
+    write_text(args.output, json.dumps({"kernels": records}, indent=1) + "\n")
     return 0
 
 

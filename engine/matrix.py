@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from engine.bundle import OpenBundle, TensorView, open_bundle
 from engine.evidence import read_goldens
 from engine.native import Drafter, Engine
 from engine.run import record
+from reference.files import write_text
 
 AXES = ("tree_budget", "block_size", "drafter", "threads", "prefill_chunk")
 NOISE = 0.3  # of the noisy drafter
@@ -200,10 +200,7 @@ def long_run(setting: Setting, prompt: list[int], new_tokens: int, block_size: i
 
 
 def write(content: dict, output: Path) -> None:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    part = output.with_name(f"{output.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(part, output)
+    write_text(output, json.dumps(content, indent=1) + "\n")
 
 
 def merge(files: list[Path]) -> dict:

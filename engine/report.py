@@ -5,8 +5,9 @@ python -m engine.report results/*.pass --json FILE --markdown FILE
 
 import argparse
 import json
-import os
 from pathlib import Path
+
+from reference.files import write_text
 
 COLUMNS = (
     "| bundle | backend | tokens | logit error / bound | drafter | steps | committed | avg_accept | exact | bitwise |\n"
@@ -42,12 +43,6 @@ def markdown(verdicts: list[dict]) -> str:
     return "# Verdicts\n\n" + COLUMNS + "".join(lines)
 
 
-def write(file: Path, text: str) -> None:
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    part.write_text(text)
-    os.replace(part, file)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verdicts", type=Path, nargs="+")
@@ -56,9 +51,9 @@ def main() -> None:
     args = parser.parse_args()
     verdicts = [json.loads(file.read_text()) for file in args.verdicts]
     kept = ("bundle", "verdict", "backends", "fp32_divergence")
-    write(args.json, json.dumps([{key: verdict[key] for key in kept} for verdict in verdicts], indent=2) + "\n")
+    write_text(args.json, json.dumps([{key: verdict[key] for key in kept} for verdict in verdicts], indent=2) + "\n")
     page = markdown(verdicts)
-    write(args.markdown, page)
+    write_text(args.markdown, page)
     print(page, end="")
 
 

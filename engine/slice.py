@@ -23,6 +23,7 @@ from engine.native import Drafter, Engine, EngineError
 from reference import model as reference
 from reference import ops, rope
 from reference.bundle import as_float
+from reference.files import write_text
 from reference.tensors import PROJECTIONS
 
 
@@ -167,8 +168,7 @@ def main() -> int:
     text = json.dumps(made, indent=1)
     print(text)
     if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(text + "\n")
+        write_text(args.output, text + "\n")
     return 0 if all(made["holds"].values()) else 1
 
 

@@ -12,7 +12,6 @@ everything holds. Otherwise: exit status 1, every failing operator, what else is
 import argparse
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +20,7 @@ from engine import judge
 from engine.case import replay, write_case
 from engine.evidence import Golden, read_bf16_goldens, read_goldens, read_run
 from engine.judge import Findings
+from reference.files import write_text
 
 
 def judge_runs(plan: dict, variant: str, goldens: dict[str, Golden], findings: Findings) -> dict[str, dict]:
@@ -155,9 +155,7 @@ def judge_bundle(plan: dict, output: Path) -> Findings:
             print(plan["bundle"], summary_line(variant, name, record, len(goldens[name].tokens)))
     report(findings)
     if findings.none:
-        part = output.with_name(f"{output.name}.{os.getpid()}.part")
-        part.write_text(json.dumps(verdict(plan, records, leaves), indent=2) + "\n")
-        os.replace(part, output)
+        write_text(output, json.dumps(verdict(plan, records, leaves), indent=2) + "\n")
     elif found := findings.divergence:
         print(f"replay it: {write_case(plan, found.variant, found.prompt, found.step, found.tokens)}")
     print(f"{plan['bundle']}: {'pass' if findings.none else 'fail'}")

@@ -3,9 +3,7 @@
 BF16 has no numpy dtype: such a tensor is a uint16 array of its upper halves, which nothing else here uses.
 """
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 import safetensors
 
 from reference.config import ModelConfig
+from reference.files import whole
 from reference.tensors import tensor_shapes
 
 FORMAT = "KDTR 1"
@@ -56,19 +55,10 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: M
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # an orphan of a killed run writes to its own
-    try:
-        with open(part, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for x in tensors.values():
-                file.write(np.ascontiguousarray(x).data)
-        os.replace(part, path)
-    except OSError as error:  # a full disk does not say which file
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        with contextlib.suppress(OSError):  # renamed, or never made
-            part.unlink()
+    with whole(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for x in tensors.values():
+            file.write(np.ascontiguousarray(x).data)
     return 8 + len(text) + offset
 
 

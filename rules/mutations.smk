@@ -1,7 +1,7 @@
 # One-line faults, put in one by one: each must be caught, by the check that tests/mutations/faults.yaml names.
 rule mutations:
     input:
-        py=["tests/mutations/run.py"],
+        py=py_sources("tests/mutations/run.py"),
         faults="tests/mutations/faults.yaml",
         verdicts=expand("results/{bundle}.pass", bundle=MUTATED_BUNDLES),
     output:
@@ -12,4 +12,4 @@ rule mutations:
         "results/benchmarks/mutations.tsv"
     threads: 2
     shell:
-        "python tests/mutations/run.py --targets {input.verdicts} --output {output} 2>&1 | tee {log} >&2"
+        "python -m tests.mutations.run --targets {input.verdicts} --output {output} 2>&1 | tee {log} >&2"

@@ -21,6 +21,7 @@ import torch
 from engine.bench_cpu.subjects import PATHS, Experts, Gemm, operator_on
 from engine.bench_cpu.timing import Times, interleaved
 from engine.operators import Library
+from reference.files import write_text
 
 ROWS = (1, 4, 8, 16)
 COLD_BYTES = 256 << 20  # of weights in turn: several times the caches
@@ -129,9 +130,7 @@ def main() -> None:
 
         results["decode"] = decode.measure(args.library, os.cpu_count(), rounds=max(3, args.rounds // 3), count=16)
     results["load_after"] = os.getloadavg()[0]
-    part = args.output.with_name(f"{args.output.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    os.replace(part, args.output)
+    write_text(args.output, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ not judge (engine.sanitize.report does).
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 from engine.sanitize import FLAVOURS, PATHS, environment, python
+from reference.files import write_text
 
 FINDING = re.compile(r"^(?:SUMMARY: .*|.*: runtime error: .*|.*(?:Address|Thread)Sanitizer.*)$", re.MULTILINE)
 
@@ -50,10 +50,7 @@ def main() -> int:
     record, report = sanitize(args.flavour, args.library, args.subject, args.bundles)
     print(report, end="", file=sys.stderr)
     print(f"{args.flavour} {args.subject}: {'clean' if record['clean'] else record['finding']}")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    part = args.output.with_name(f".{args.output.name}.{os.getpid()}")
-    part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    part.replace(args.output)
+    write_text(args.output, json.dumps(record, indent=1) + "\n")
     return 0
 
 

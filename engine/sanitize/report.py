@@ -8,6 +8,8 @@ import json
 import sys
 from pathlib import Path
 
+from reference.files import write_text
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -20,7 +22,7 @@ def main() -> int:
         print(f"error: {record['subject']}: {record['flavour']}: {record['finding']}", file=sys.stderr)
     if unclean:
         return 1
-    args.output.write_text(json.dumps({"clean": True, "runs": records}, indent=1) + "\n", encoding="utf-8")
+    write_text(args.output, json.dumps({"clean": True, "runs": records}, indent=1) + "\n")
     print(f"sanitizers: {len(records)} subjects clean, {sum(sum(record['runs'].values()) for record in records)} runs")
     return 0
 

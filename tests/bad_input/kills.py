@@ -22,6 +22,7 @@ from pathlib import Path
 
 import yaml
 
+from reference.files import write_text
 from tests.fuzz.models import GROUPED
 from tests.pipeline.driver import Ladder, copy_sources
 
@@ -126,7 +127,7 @@ def main() -> int:
         except RuntimeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-    args.output.write_text(json.dumps({"kills": record, "recovered": True}, indent=1) + "\n")
+    write_text(args.output, json.dumps({"kills": record, "recovered": True}, indent=1) + "\n")
     print(f"killed {args.kills} times, and recovered")
     return 0
 

@@ -19,6 +19,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from engine.sanitize import environment, python
+from reference.files import write_text
 
 SECONDS = 60  # of one case, before it counts as a hang
 OPTIONS = ":max_allocation_size_mb=256:quarantine_size_mb=16"
@@ -102,7 +103,7 @@ def main() -> int:
     print(f"fuzz: {args.cases} cases, {len(failures)} failures: {json.dumps(outcomes)}")
     if args.output and not failures:
         content = {"seed": args.seed, "cases": args.cases, "outcomes": outcomes, "failures": failures}
-        args.output.write_text(json.dumps(content, indent=1) + "\n")
+        write_text(args.output, json.dumps(content, indent=1) + "\n")
     return 1 if failures else 0
 
 

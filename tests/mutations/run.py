@@ -1,6 +1,6 @@
 """Breaks the project one line at a time and sees whether the right check notices.
 
-python tests/mutations/run.py --targets results/a.pass … --output FILE [--only TEXT]
+python -m tests.mutations.run --targets results/a.pass … --output FILE [--only TEXT]
 
 Every fault of faults.yaml is put into a scratch copy of the tree, results and their provenance included, so that the
 ladder reruns just what the fault touches. Caught means: the ladder (or the tests that the fault names) fails, and says
@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 
 import yaml
+
+from reference.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("faults.yaml")
@@ -100,10 +102,7 @@ def main() -> int:
     print(f"score: {caught}/{len(rows)} faults caught")
     if caught < len(rows):
         return 1
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    part = args.output.with_name(f"{args.output.name}.{os.getpid()}.part")
-    part.write_text(json.dumps({"score": f"{caught}/{len(rows)}", "mutations": rows}, indent=1) + "\n")
-    os.replace(part, args.output)
+    write_text(args.output, json.dumps({"score": f"{caught}/{len(rows)}", "mutations": rows}, indent=1) + "\n")
     return 0
 
 
