@@ -34,10 +34,15 @@ class Mutation:
     operator: str  # whose object is compiled again and whose checks run
     edits: tuple[tuple[str, str, str], ...]
     by: str = "cases"  # what is to notice it: the operator's cases, the program `device`, or `racecheck` over the cases
+    rung: str = "plain"  # of the matrix kernels
 
 
-def one(name, operator, old, new, file=None, by="cases"):
-    return Mutation(name, operator, ((file or f"{operator}/cuda.cu", old, new),), by)
+def one(name, operator, old, new, file=None, by="cases", rung="plain"):
+    return Mutation(name, operator, ((file or f"{operator}/cuda.cu", old, new),), by, rung)
+
+
+def streaming(name, operator, old, new, file, by="cases"):
+    return one(f"stream_{name}", operator, old, new, f"cuda/{file}.cuh", by, "stream")
 
 
 MUTATIONS = [
@@ -93,6 +98,23 @@ MUTATIONS = [
     one("norm_without_eps", "rms_norm", " + shape.eps", ""),
     one("noisy_is_certain", "draft_script", "hash.uniform(-1) >= shape.p", "true"),
     one("silu_is_sigmoid", "swiglu", "gate / (1.0f + expf(-gate))", "1.0f / (1.0f + expf(-gate))", "cuda/swiglu.cuh"),
+    streaming("offset_32_experts", "w4a16_moe_experts", "expert * expert_bytes", "static_cast<int>(expert * expert_bytes)",
+              "stream_experts", by="device"),
+    streaming("offset_32_strips", "gemm", "(tile.strip + lane_id()) * strip_bytes",
+              "static_cast<int>((tile.strip + lane_id()) * strip_bytes)", "stream_tiles", by="device"),
+    streaming("before_the_copy", "w4a16_gemm", "wait_phase(ring.full(), ring.phase);", "", "stream_tiles"),
+    streaming("before_it_is_empty", "w4a16_gemm", "wait_phase(ring.empty(), ring.phase ^ 1);", "", "stream_tiles"),
+    streaming("splits_by_rows", "w4a16_gemm", "for (int s = 1; s < splits; ++s)",
+              "for (int s = 1; s < splits - (*n_rows > 8); ++s)", "stream_dense"),
+    streaming("before_the_splits", "w4a16_gemm", "  wait_for_grid_in_front();\n  const int64_t count = int64_t{*n_rows} * outputs;",
+              "  const int64_t count = int64_t{*n_rows} * outputs;", "stream_dense"),
+    streaming("minus_7", "w4a16_moe_experts", "kMinus8 = 0xBE00BE00", "kMinus8 = 0xBDE0BDE0", "strips"),
+    streaming("scale_of_the_other_output", "w4a16_moe_experts", "fmaf(high, sum[h][2]", "fmaf(low, sum[h][2]", "strips"),
+    streaming("blocks_of_one_class", "w4a16_moe_experts",
+              "for (int c = 0; c < rest_class; ++c) at += blocks_of(all_blocks, c);", "", "stream_experts"),
+    streaming("order_of_slots", "w4a16_moe_experts", "const int64_t pair = row * top_k + slot;",
+              "const int64_t pair = row * top_k + (*n_rows > 1 ? top_k - 1 - slot : slot);", "stream_experts"),
+    streaming("absent_rows", "moe_experts", "if (row < block.count)", "if (true)", "stream_tiles"),
     one("embed_next_token", "embed", "int64_t{tokens[row]} * hidden", "int64_t{tokens[row] ^ 1} * hidden"),
 ]
 
@@ -138,10 +160,10 @@ def build_emulated(mutation: Mutation, build: Path, work: Path) -> Path:
     return library
 
 
-def ends(command: list, folder: Path) -> tuple[int | None, str]:
+def ends(command: list, folder: Path, rung: str) -> tuple[int | None, str]:
     """(exit status, last line of the errors); no status if it had to be stopped."""
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                               start_new_session=True, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+                               start_new_session=True, env=os.environ | {"PYTHONPATH": str(REPOSITORY), "KDTREE_CUDA": rung})
     try:
         errors = process.communicate(timeout=SECONDS)[1].strip()
     except subprocess.TimeoutExpired:
@@ -165,7 +187,7 @@ def noticed(mutation: Mutation, options: argparse.Namespace, work: Path) -> str 
         command, folder = [build / "device", record], work  # which finds the library by its path below this folder
     elif mutation.by == "racecheck" and not options.emulate:
         command = ["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9", *command]
-    status, error = ends(command, folder)
+    status, error = ends(command, folder, mutation.rung)
     if status is None:
         return "no end"
     if status:

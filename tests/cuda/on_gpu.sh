@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # Builds the CUDA library and runs every check of it that needs no snakemake, on a machine with a GPU:
-#   tests/cuda/on_gpu.sh OUT [stage …]      stages: build checks decode device parity measure repeats
+#   tests/cuda/on_gpu.sh OUT [stage …]      stages: build checks decode device parity measure experts repeats
 #                                           mutations sanitize
 # Records (JSON) and logs go to OUT; a table is printed last. `decode` wants results/bundles and results/golden.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
-STAGES=${*:-build checks decode device parity measure repeats mutations sanitize}
+STAGES=${*:-build checks decode device parity measure experts repeats mutations sanitize}
 PYTHON=${PYTHON:-python3}
 ARCHS=${ARCHS:-90a}
 BUILD=results/build/cuda
 LIBRARY=$BUILD/libkdtree_cuda.so
 JOBS=$(nproc)
+RUNGS="plain stream"  # of the matrix kernels, which only bf16 activations tell apart
 OPERATORS=$(cd engine/ops && ls -d */op.h | sed 's|/op.h||')
 mkdir -p "$BUILD"/{backend,tests} "$OUT"/{checks,repeats,decode,logs}
 CXX="-std=c++17 -O3 -fPIC -fopenmp -ffp-contract=off -DNDEBUG -Wall -Wextra -Wno-psabi"
@@ -34,6 +35,7 @@ build() {
     for program in device measure_tree measure_ops; do
       echo "nvcc -std=c++17 -O1 -c tests/cuda/$program.cpp -o $BUILD/tests/$program.o"
     done
+    echo "nvcc $NVCC tests/cuda/measure_experts.cu -o $BUILD/measure_experts -ldl > $OUT/logs/measure_experts.ptxas 2>&1"
     echo "$PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output /dev/null --compile-only"
   } | parallel
   nvcc -shared -Xcompiler -fopenmp -o $LIBRARY $(for op in $OPERATORS; do echo $BUILD/$op.o; done) $BUILD/backend/*.o $BUILD/*cpp.o
@@ -44,38 +46,53 @@ build() {
 }
 
 checks() {
-  for op in $OPERATORS; do
-    echo "$PYTHON -m engine.check --library $LIBRARY --operator $op --output $OUT/checks/$op.json > $OUT/logs/$op.check 2>&1"
+  for rung in $RUNGS; do
+    for op in $OPERATORS; do
+      echo "KDTREE_CUDA=$rung $PYTHON -m engine.check --library $LIBRARY --operator $op" \
+        "--output $OUT/checks/$op.$rung.json > $OUT/logs/$op.$rung.check 2>&1"
+    done
   done | parallel
 }
 
 decode() {
   for bundle in results/bundles/*.safetensors; do
-    for activations in float32 bfloat16; do
-      local name
-      name=$(basename "$bundle" .safetensors)
-      echo "$PYTHON -m tests.cuda.decode --library $LIBRARY --bundle $bundle --golden results/golden/$name.safetensors" \
-        "--activations $activations --output $OUT/decode/$name.$activations.json > $OUT/logs/$name.$activations.decode 2>&1"
+    local name
+    name=$(basename "$bundle" .safetensors)
+    for run in "plain float32" "plain bfloat16" "stream bfloat16"; do
+      read -r rung activations <<< "$run"
+      echo "KDTREE_CUDA=$rung $PYTHON -m tests.cuda.decode --library $LIBRARY --bundle $bundle" \
+        "--golden results/golden/$name.safetensors --activations $activations" \
+        "--output $OUT/decode/$name.$activations.$rung.json > $OUT/logs/$name.$activations.$rung.decode 2>&1"
     done
   done | parallel
 }
 
-device() { timeout 120 $BUILD/device "$OUT/checks/device.json"; }
+device() { for rung in $RUNGS; do KDTREE_CUDA=$rung timeout 120 $BUILD/device "$OUT/checks/device.$rung.json"; done; }
 parity() { $PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output "$OUT/checks/mma_parity.json"; }
 measure() { timeout 60 $BUILD/measure_tree "$OUT/tree.json" && timeout 100 $BUILD/measure_ops "$OUT/operators.json"; }
+experts() {
+  timeout 100 $BUILD/measure_experts "$OUT/checks/experts_at_k2_size.json" &&
+    timeout 100 $BUILD/measure_experts "$OUT/experts.json" times
+}
 mutations() { $PYTHON -m tests.cuda.mutations --build $BUILD --arch "${ARCHS%% *}" --output "$OUT/checks/mutations.json"; }
 
 repeats() {
-  for op in $OPERATORS; do
-    echo "$PYTHON -m tests.cuda.repeats --library $LIBRARY --operator $op --output $OUT/repeats/$op.json > $OUT/logs/$op.repeats 2>&1"
+  for rung in $RUNGS; do
+    for op in $OPERATORS; do
+      echo "KDTREE_CUDA=$rung $PYTHON -m tests.cuda.repeats --library $LIBRARY --operator $op" \
+        "--output $OUT/repeats/$op.$rung.json > $OUT/logs/$op.$rung.repeats 2>&1"
+    done
   done | parallel
 }
 
 sanitize() {
   for tool in memcheck racecheck initcheck synccheck; do
-    for op in $OPERATORS; do
-      echo "compute-sanitizer --tool $tool --error-exitcode 9 $PYTHON -m engine.check --library $LIBRARY" \
-        "--operator $op --output $OUT/logs/sanitize.$tool.$op.json > $OUT/logs/$op.$tool 2>&1; echo $tool $op \$? >> $OUT/sanitize.txt"
+    for rung in $RUNGS; do
+      for op in $OPERATORS; do
+        echo "KDTREE_CUDA=$rung compute-sanitizer --tool $tool --error-exitcode 9 $PYTHON -m engine.check" \
+          "--library $LIBRARY --operator $op --output $OUT/logs/sanitize.$tool.$op.$rung.json" \
+          "> $OUT/logs/$op.$rung.$tool 2>&1; echo $tool $op $rung \$? >> $OUT/sanitize.txt"
+      done
     done
   done | parallel
   sort "$OUT/sanitize.txt"

@@ -38,6 +38,7 @@ class ExpertsCase(RowwiseCase):
     shared: bool = True
     residual: str | None = "given"  # None, "given", or "in_place": the same memory as y
     zero_weight: bool = False  # some slots weigh 0
+    cancelling: bool = False  # slots 0 and 2 cancel, and what they leave of slot 1 shows their order, in bf16 too
 
     def weights(self, rng) -> list[dict]:
         """One <Op>Weights an expert."""
@@ -58,6 +59,9 @@ class ExpertsCase(RowwiseCase):
         weights = rng.uniform(0.1, 1.5, experts.shape).astype(np.float32)
         if self.zero_weight:
             weights[::2, 0] = 0
+        if self.cancelling:
+            experts[:, 2], weights[:, 0] = experts[:, 0], 3e5
+            weights[:, 2] = -weights[:, 0]
 
         def rows():
             return padded(store(rng.standard_normal((self.rows, self.hidden)), self.type), self.max_rows)
@@ -181,6 +185,14 @@ CASES = [
         type=BFLOAT16,
         top_k=4,
         hidden=96,
+        invariance=True,
+    ),
+    MoeExpertsCase(
+        name="bf16_cancelling",
+        risk="the order of slots by the number of rows",
+        type=BFLOAT16,
+        top_k=4,
+        cancelling=True,
         invariance=True,
     ),
     MoeExpertsCase(name="bf16_in_place", risk="the residual is y itself", type=BFLOAT16, residual="in_place"),

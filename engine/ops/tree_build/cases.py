@@ -108,6 +108,7 @@ CASES = [
         budget=64,
     ),
     TreeBuildCase(name="uniform", risk="everything ties", logits="uniform", vocab=20, budget=40),
+    TreeBuildCase(name="uniform_wide", risk="ties among more rows than a warp", logits="uniform", vocab=40, budget=60),
     TreeBuildCase(name="few", risk="top-k cut inside a tie", logits="few", vocab=60, budget=16),
     TreeBuildCase(name="same_levels", risk="(0, 1) and (1, 0) tie", logits="same_levels", vocab=30, budget=64),
     TreeBuildCase(

@@ -92,6 +92,14 @@ CASES = [
     W4a16MoeExpertsCase(
         name="bf16", risk="sum over slots in fp32, one rounding", top_k=4, hidden=96, invariance=True, **_BF16
     ),
+    W4a16MoeExpertsCase(
+        name="bf16_cancelling",
+        risk="the order of slots by the number of rows",
+        top_k=4,
+        cancelling=True,
+        invariance=True,
+        **_BF16,
+    ),
     W4a16MoeExpertsCase(name="bf16_in_place", risk="the residual is y itself", residual="in_place", **_BF16),
     W4a16MoeExpertsCase(name="bf16_float32_scales", risk="float32 scales under bf16", type=BFLOAT16),
     W4a16MoeExpertsCase(name="bf16_k2_count", risk="384 experts", n_experts=384, top_k=8, hidden=32, **_BF16),
