@@ -286,8 +286,9 @@ def ddtree_digests(wildcards):
 
 
 def machine(wildcards):
-    """What a result depends on besides its inputs."""
-    return "{}, {}".format(NUMPY, GPU if wildcards.backend == "cuda" else os.environ.get("KDTREE_CPU", ""))
+    """What a result depends on besides its inputs: the device and the forced path or rung of its kernels."""
+    forced = os.environ.get("KDTREE_{}".format(wildcards.backend.upper()), "")
+    return ", ".join([NUMPY, *([GPU] if wildcards.backend == "cuda" else []), forced])
 
 
 def gpus(wildcards):

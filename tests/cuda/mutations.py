@@ -98,18 +98,20 @@ MUTATIONS = [
     one("norm_without_eps", "rms_norm", " + shape.eps", ""),
     one("noisy_is_certain", "draft_script", "hash.uniform(-1) >= shape.p", "true"),
     one("silu_is_sigmoid", "swiglu", "gate / (1.0f + expf(-gate))", "1.0f / (1.0f + expf(-gate))", "cuda/swiglu.cuh"),
-    streaming("offset_32_experts", "w4a16_moe_experts", "expert * expert_bytes", "static_cast<int>(expert * expert_bytes)",
-              "stream_experts", by="device"),
+    streaming("offset_32_experts", "w4a16_moe_experts", "expert * expert_bytes",
+              "static_cast<int>(expert * expert_bytes)", "stream_experts", by="device"),
     streaming("offset_32_strips", "gemm", "(tile.strip + lane_id()) * strip_bytes",
               "static_cast<int>((tile.strip + lane_id()) * strip_bytes)", "stream_tiles", by="device"),
     streaming("before_the_copy", "w4a16_gemm", "wait_phase(ring.full(), ring.phase);", "", "stream_tiles"),
-    streaming("before_it_is_empty", "w4a16_gemm", "wait_phase(ring.empty(), ring.phase ^ 1);", "", "stream_tiles"),
+    streaming("before_it_is_empty", "w4a16_moe_experts", "wait_phase(ring.empty(), ring.phase ^ 1);", "",
+              "stream_tiles", by="device"),
     streaming("splits_by_rows", "w4a16_gemm", "for (int s = 1; s < splits; ++s)",
               "for (int s = 1; s < splits - (*n_rows > 8); ++s)", "stream_dense"),
-    streaming("before_the_splits", "w4a16_gemm", "  wait_for_grid_in_front();\n  const int64_t count = int64_t{*n_rows} * outputs;",
-              "  const int64_t count = int64_t{*n_rows} * outputs;", "stream_dense"),
+    streaming("before_the_splits", "w4a16_gemm", "  wait_for_grid_in_front();\n  const int64_t count =",
+              "  const int64_t count =", "stream_dense"),
     streaming("minus_7", "w4a16_moe_experts", "kMinus8 = 0xBE00BE00", "kMinus8 = 0xBDE0BDE0", "strips"),
-    streaming("scale_of_the_other_output", "w4a16_moe_experts", "fmaf(high, sum[h][2]", "fmaf(low, sum[h][2]", "strips"),
+    streaming("scale_of_the_other_output", "w4a16_moe_experts", "fmaf(high, sum[h][2]", "fmaf(low, sum[h][2]",
+              "strips"),
     streaming("blocks_of_one_class", "w4a16_moe_experts",
               "for (int c = 0; c < rest_class; ++c) at += blocks_of(all_blocks, c);", "", "stream_experts"),
     streaming("order_of_slots", "w4a16_moe_experts", "const int64_t pair = row * top_k + slot;",
@@ -162,8 +164,9 @@ def build_emulated(mutation: Mutation, build: Path, work: Path) -> Path:
 
 def ends(command: list, folder: Path, rung: str) -> tuple[int | None, str]:
     """(exit status, last line of the errors); no status if it had to be stopped."""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "KDTREE_CUDA": rung}
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                               start_new_session=True, env=os.environ | {"PYTHONPATH": str(REPOSITORY), "KDTREE_CUDA": rung})
+                               start_new_session=True, env=environment)
     try:
         errors = process.communicate(timeout=SECONDS)[1].strip()
     except subprocess.TimeoutExpired:

@@ -1,6 +1,11 @@
-"""torch.ops.kdtree.*: the operators' bytes on torch tensors, opcheck, meta tensors, errors that name the argument."""
+"""torch.ops.kdtree.*: the operators' bytes on torch tensors, opcheck, meta tensors, errors that name the argument.
 
+KDTREE_LIBRARY=results/build/cuda/libkdtree_cuda.so (beside the CPU's) tests them on a GPU.
+"""
+
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,36 +36,43 @@ from engine.torch_ops.build import build  # noqa: E402
 from reference.weights import generate_bundle  # noqa: E402
 
 ELEMENTS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+DEVICE = "cuda" if Path(os.environ.get("KDTREE_LIBRARY", "")).stem.endswith("cuda") else "cpu"
+torch.set_default_device(DEVICE)
 
 
 @pytest.fixture(scope="session")
-def folder(library, library_path, tmp_path_factory):
-    """The extension beside a copy of the library, loaded."""
-    if library.backend_name != "cpu":
-        pytest.skip("builds the CPU's extension")
+def folder(library_path, tmp_path_factory):
+    """The extensions beside copies of the libraries, loaded."""
     folder = tmp_path_factory.mktemp("build")
-    (folder / "cpu").mkdir()
-    native = shutil.copy(library_path, folder / "cpu/libkdtree_cpu.so")
-    build(native, folder / "cpu/libkdtree_torch_cpu.so")
-    torch_ops.load(folder)
+    for backend in dict.fromkeys(("cpu", DEVICE)):
+        (folder / backend).mkdir()
+        library = folder / backend / f"libkdtree_{backend}.so"
+        shutil.copy(library_path.parents[1] / backend / library.name, library)
+        build(library, folder / backend / f"libkdtree_torch_{backend}.so")
+    torch_ops.load(folder, DEVICE)
     return folder
 
 
 @pytest.fixture(scope="session")
-def native(folder) -> Library:
-    return Library(folder / "cpu/libkdtree_cpu.so")
+def library_file(folder) -> Path:
+    return folder / DEVICE / f"libkdtree_{DEVICE}.so"
+
+
+@pytest.fixture(scope="session")
+def native(library_file) -> Library:
+    return Library(library_file)
 
 
 def tensor(array):
     """numpy, with bf16 as uint16 -> torch."""
     array = np.ascontiguousarray(array)
     if array.dtype == np.uint16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(DEVICE)
+    return torch.from_numpy(array).to(DEVICE)
 
 
 def raw(x) -> bytes:
-    return x.contiguous().view(torch.uint8).numpy().tobytes()
+    return x.contiguous().view(torch.uint8).cpu().numpy().tobytes()
 
 
 def inputs(call) -> dict:
@@ -362,12 +374,12 @@ MODEL = dict(
 )
 
 
-def test_decoding(folder, tmp_path):
+def test_decoding(library_file, tmp_path):
     """The decode entry on torch tensors gives what the engine gives, plain and by a tree."""
     generate_bundle(MODEL, "float32").write(tmp_path / "model.safetensors")
     prompt, none = [5, 17, 2], ints()
-    library = folder / "cpu/libkdtree_cpu.so"
-    with Engine(library, open_bundle(tmp_path / "model.safetensors"), context=64, drafter=Drafter("oracle")) as engine:
+    model, drafter = open_bundle(tmp_path / "model.safetensors"), Drafter("oracle")
+    with Engine(library_file, model, context=64, drafter=drafter) as engine:
         plain = engine.generate(prompt, mode="ar", max_new_tokens=12)
         handle = engine._handle
         for mode, script in (("ar", none), ("ddtree", ints(*prompt, *plain.tokens))):

@@ -11,7 +11,7 @@
 namespace kdtree::cuda {
 
 int multiprocessors = 0;
-bool stream_rung = false;
+bool stream_rung = true;
 
 }  // namespace kdtree::cuda
 
@@ -68,7 +68,7 @@ const char* init() {
     std::snprintf(reason, sizeof reason, "KDTREE_CUDA: %.64s: must be plain or stream", rung);
     return reason;
   }
-  cuda::stream_rung = rung && !std::strcmp(rung, "stream");
+  cuda::stream_rung = !rung || std::strcmp(rung, "plain");
   std::snprintf(architecture, sizeof architecture, "sm_%d%d %s", properties.major, properties.minor,
                 cuda::stream_rung ? "stream" : "plain");
   for (const cuda::KernelInit* kernel = cuda::kernel_inits(); kernel->init; ++kernel) {

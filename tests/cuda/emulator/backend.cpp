@@ -6,7 +6,7 @@
 
 namespace kdtree::cuda {
 int multiprocessors = 2;
-bool stream_rung = std::getenv("KDTREE_CUDA") && !std::strcmp(std::getenv("KDTREE_CUDA"), "stream");
+bool stream_rung = !std::getenv("KDTREE_CUDA") || std::strcmp(std::getenv("KDTREE_CUDA"), "plain");
 }
 
 namespace kdtree::backend {
