@@ -135,8 +135,8 @@ class Call {
   void finish_queued() const {
 #ifdef USE_CUDA
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream));
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_cuda_stream_synchronize(stream, device_.index()));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream));
+    TORCH_ERROR_CODE_CHECK(torch_cuda_stream_synchronize(stream, device_.index()));
 #endif
   }
 
