@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from engine import contract
-from engine.measure import Measurement, measure_case, measure_invariance, measure_refusal
+from engine.measure import Measurement, measure_case, measure_invariance, measure_no_rows, measure_refusal
 from engine.operators import Library
 from reference.files import write_text
 
@@ -26,11 +26,13 @@ def cases_of(name: str):
 
 
 def check(library: Library, name: str, large: bool = False) -> list[Measurement]:
-    """All measurements of operator `name`: each case, row invariance, refused shapes."""
+    """All measurements of operator `name`: each case, row invariance, a call without rows, refused shapes."""
     module, operator = cases_of(name), library.operator(name)
     cases = [*module.CASES, *(getattr(module, "LARGE", ()) if large else ())]
     measurements = [m for case in cases for m in measure_case(operator, case)]
-    measurements += [measure_invariance(operator, case) for case in module.CASES if case.invariance]
+    by_row = [case for case in module.CASES if case.invariance]
+    measurements += [measure_invariance(operator, case) for case in by_row]
+    measurements += [measure_no_rows(operator, case) for case in by_row if "n_rows" in case.call().args]
     measurements += [measure_refusal(operator, refusal) for refusal in getattr(module, "REFUSALS", ())]
     return measurements
 

@@ -299,6 +299,23 @@ def measure_invariance(operator: Operator, case: Case) -> Measurement:
     return Measurement(name, float(differing), 0.0)
 
 
+def measure_no_rows(operator: Operator, case: Case) -> Measurement:
+    """Bytes written by the call with n_rows = 0."""
+    call = case.call()
+    call = replace(call, args=call.args | {"n_rows": 0})
+    name, differing = f"no_rows.{case.name}", 0
+    try:
+        outputs = operator.run(call)
+    except OperatorError as error:
+        return Measurement(name, float("inf"), 0.0, str(error))
+    for output, now in outputs.items():
+        value = call.args[output]
+        value = value.base if isinstance(value, View) else value
+        before = poisoned(value.shape, value.dtype) if isinstance(value, Output) else value
+        differing += int((_bytes(now) != _bytes(before)).sum())
+    return Measurement(name, float(differing), 0.0)
+
+
 def measure_refusal(operator: Operator, refusal: Refusal) -> Measurement:
     """Error 0 if the shape is refused by the name of the field, else 1."""
     reason = operator.refuse(refusal.shape)

@@ -128,10 +128,10 @@ def first_above(record: Path) -> str | None:
     return None
 
 
-def mutated_sources(mutation: Mutation, work: Path) -> None:
-    """work/engine: the engine's sources with the mutation."""
+def mutated_tree(edits, work: Path) -> None:
+    """work/engine: the engine's sources with (file below engine/ops, text, replacement) put in."""
     shutil.copytree(REPOSITORY / "engine", work / "engine", ignore=shutil.ignore_patterns("__pycache__"))
-    for file, old, new in mutation.edits:
+    for file, old, new in edits:
         path = work / OPS / file
         text = path.read_text()
         if old not in text:
@@ -178,7 +178,7 @@ def ends(command: list, folder: Path, rung: str) -> tuple[int | None, str]:
 
 def noticed(mutation: Mutation, options: argparse.Namespace, work: Path) -> str | None:
     """The check that notices the mutation."""
-    mutated_sources(mutation, work)
+    mutated_tree(mutation.edits, work)
     build, record, folder = options.build.resolve(), work / "record.json", REPOSITORY
     if options.emulate:
         library = build_emulated(mutation, build, work)
@@ -205,7 +205,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--arch", default="90a")
     parser.add_argument("--emulate", action="store_true", help="--build is the emulator's; leaves out what needs a GPU")
+    parser.add_argument("--only", default="", metavar="TEXT", help="mutations whose name holds it")
     options = parser.parse_args()
+    chosen = [m for m in MUTATIONS if options.only in m.name and not (m.by == "device" and options.emulate)]
 
     def judge(mutation: Mutation) -> dict:
         by, message = None, "no check noticed it"
@@ -218,7 +220,7 @@ def main() -> None:
         return {"name": mutation.name, "max_abs_error": float(by is None), "budget": 0.0, "message": by or message}
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        cases = list(pool.map(judge, [m for m in MUTATIONS if m.by != "device" or not options.emulate]))
+        cases = list(pool.map(judge, chosen))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     record = {"operator": "mutations", "backend": "cuda", "cases": cases}
     options.output.write_text(json.dumps(record, indent=1) + "\n")

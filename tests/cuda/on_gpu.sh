@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # Builds the CUDA library and runs every check of it that needs no snakemake, on a machine with a GPU:
 #   tests/cuda/on_gpu.sh OUT [stage …]      stages: build checks decode device parity measure experts repeats
-#                                           mutations sanitize
+#                                           mutations faults sanitize
 # Records (JSON) and logs go to OUT; a table is printed last. `decode` wants results/bundles and results/golden.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
-STAGES=${*:-build checks decode device parity measure experts repeats mutations sanitize}
+STAGES=${*:-build checks decode device parity measure experts repeats mutations faults sanitize}
 PYTHON=${PYTHON:-python3}
 ARCHS=${ARCHS:-90a}
 BUILD=results/build/cuda
 LIBRARY=$BUILD/libkdtree_cuda.so
 JOBS=$(nproc)
-RUNGS="plain stream"  # of the matrix kernels, which only bf16 activations tell apart
-OPERATORS=$(cd engine/ops && ls -d */op.h | sed 's|/op.h||')
+RUNGS=${RUNGS:-plain stream}  # of the matrix kernels, which only bf16 activations tell apart
+ALL_OPERATORS=$(cd engine/ops && ls -d */op.h | sed 's|/op.h||')
+OPERATORS=${OPERATORS:-$ALL_OPERATORS}  # to check
 mkdir -p "$BUILD"/{backend,tests} "$OUT"/{checks,repeats,decode,logs}
 CXX="-std=c++17 -O3 -fPIC -fopenmp -ffp-contract=off -DNDEBUG -Wall -Wextra -Wno-psabi"
 NVCC="-std=c++17 -O3 --fmad=false -DNDEBUG -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v"
@@ -25,7 +26,7 @@ parallel() { xargs -P "$JOBS" -I{} timeout "${LIMIT:-150}" bash -c '{} || { echo
 
 build() {
   {
-    for op in $OPERATORS; do echo "nvcc $NVCC -c engine/ops/$op/cuda.cu -o $BUILD/$op.o > $OUT/logs/$op.ptxas 2>&1"; done
+    for op in $ALL_OPERATORS; do echo "nvcc $NVCC -c engine/ops/$op/cuda.cu -o $BUILD/$op.o > $OUT/logs/$op.ptxas 2>&1"; done
     for source in engine/backend/cuda/*.cu; do
       echo "nvcc $NVCC -c $source -o $BUILD/backend/$(basename "$source").o > $OUT/logs/$(basename "$source").ptxas 2>&1"
     done
@@ -38,7 +39,7 @@ build() {
     echo "nvcc $NVCC tests/cuda/measure_experts.cu -o $BUILD/measure_experts -ldl > $OUT/logs/measure_experts.ptxas 2>&1"
     echo "$PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output /dev/null --compile-only"
   } | parallel
-  nvcc -shared -Xcompiler -fopenmp -o $LIBRARY $(for op in $OPERATORS; do echo $BUILD/$op.o; done) $BUILD/backend/*.o $BUILD/*cpp.o
+  nvcc -shared -Xcompiler -fopenmp -o $LIBRARY $(for op in $ALL_OPERATORS; do echo $BUILD/$op.o; done) $BUILD/backend/*.o $BUILD/*cpp.o
   for program in device measure_tree measure_ops; do
     nvcc -o $BUILD/$program $BUILD/tests/$program.o $LIBRARY  # found by this path, from here
   done
@@ -75,6 +76,13 @@ experts() {
     timeout 100 $BUILD/measure_experts "$OUT/experts.json" times
 }
 mutations() { $PYTHON -m tests.cuda.mutations --build $BUILD --arch "${ARCHS%% *}" --output "$OUT/checks/mutations.json"; }
+
+faults() {
+  local bundle
+  bundle=$(ls results/bundles/int4*.safetensors | head -1)
+  $PYTHON -m tests.cuda.faults --build $BUILD --bundle "$bundle" --golden "results/golden/$(basename "$bundle")" \
+    --arch "${ARCHS%% *}" --output "$OUT/checks/faults.json"
+}
 
 repeats() {
   for rung in $RUNGS; do
