@@ -14,7 +14,7 @@ from engine.api import Engine, Generation, Progress, text_of
 from engine.bundle import BundleError, open_bundle
 from engine.checkpoint import CheckpointError, open_checkpoint
 from engine.export import SHARD_BYTES, ExportError, export_bundle, import_checkpoint
-from engine.native import DRAFTERS, Drafter, EngineError
+from engine.native import DRAFTERS, BackendError, Drafter, EngineError
 from engine.plan import as_text, parse_size, read_plan
 from engine.text import Text, UsageError
 from engine.tokenizer import TextError
@@ -233,7 +233,7 @@ def main() -> int:
         name, colon, rest = str(error).partition(":")
         print(f"error: --{name.replace('_', '-')}{colon}{rest}", file=sys.stderr)
         return 2
-    except (BundleError, CheckpointError, TextError, ExportError) as error:
+    except (BackendError, BundleError, CheckpointError, TextError, ExportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except EngineError as error:

@@ -34,6 +34,10 @@ class EngineError(RuntimeError):
     """The engine's own one-line error."""
 
 
+class BackendError(EngineError):
+    """The backend cannot run on this machine, whatever the model."""
+
+
 @dataclass(frozen=True)
 class Drafter:
     """draft_script's parameters; see engine/ops/draft_script/op.h."""
@@ -97,7 +101,7 @@ class Engine:
                  tree_budget: int = 16, prefill_chunk: int = 64, activations: str = "float32",
                  drafter: Drafter = ORACLE, on_loaded: Callable[[int], None] | None = None):
         """`context`: most positions of a sequence. `on_loaded` is told the bytes of every tensor packed. Raises
-        EngineError naming operator or tensor and the reason, and whatever reading a tensor raises."""
+        BackendError, EngineError naming operator or tensor and the reason, and whatever reading a tensor raises."""
         self._handle = None
         self.config, self.activations = model.config, activations
         self._c = _open_library(library)
@@ -115,7 +119,10 @@ class Engine:
         ):
             function = getattr(self._c, f"kdtree_{name}")
             function.restype, function.argtypes = result, arguments
-        self._call(self._c.kdtree_init)
+        try:
+            self._call(self._c.kdtree_init)
+        except EngineError as error:
+            raise BackendError(error) from None
         self.backend, self.variant = self._c.kdtree_backend().decode(), self._c.kdtree_variant().decode()
         options = _filled(_Options, context=context, block_size=block_size, tree_budget=tree_budget,
                           prefill_chunk=prefill_chunk, activations=ACTIVATIONS[activations],

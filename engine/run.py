@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.bundle import open_bundle
 from engine.evidence import Golden, read_goldens, read_run
-from engine.native import Drafter, Engine, EngineError
+from engine.native import BackendError, Drafter, Engine, EngineError
 from reference import stage
 from reference.bundle import write_safetensors
 
@@ -136,6 +136,8 @@ def main() -> None:
         parser.error("--script: missing: the drafter needs the plain run")
     try:
         run(args)
+    except BackendError as error:
+        raise ValueError(error) from None
     except EngineError as error:
         raise ValueError(f"{args.bundle}: {error}") from None
 

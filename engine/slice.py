@@ -19,7 +19,7 @@ import yaml
 
 from engine.api import find_library
 from engine.generated import GeneratedModel, generate_model
-from engine.native import Drafter, Engine, EngineError
+from engine.native import BackendError, Drafter, Engine, EngineError
 from reference import model as reference
 from reference import ops, rope
 from reference.bundle import as_float
@@ -162,6 +162,9 @@ def main() -> int:
     try:
         model = generate_model(fields, config["seed"], config["group_size"])
         made = run(config, model, args.library or find_library(args.device), args.activations)
+    except BackendError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except (ValueError, EngineError) as error:
         print(f"error: {args.config}: {error}", file=sys.stderr)
         return 2

@@ -14,7 +14,7 @@ import pytest
 from engine import contract
 from engine.bundle import open_bundle
 from engine.check import cases_of, check
-from engine.native import Drafter, Engine, EngineError
+from engine.native import BackendError, Drafter, Engine
 from engine.operators import Library, OperatorError
 from engine.run import record
 from reference.quantize import quantize_bundle
@@ -157,7 +157,7 @@ def test_default_is_the_best(restored, library):
 @pytest.mark.parametrize("value", ["sse9", "AVX2", "avx512 "])
 def test_unknown_value(restored, library_path, bundles, value):
     os.environ["KDTREE_CPU"] = value
-    with pytest.raises(EngineError, match=f"^KDTREE_CPU: {value}: must be portable, avx2 or avx512$"):
+    with pytest.raises(BackendError, match=f"^KDTREE_CPU: {value}: must be portable, avx2 or avx512$"):
         Engine(library_path, bundles["float32"], context=64)
 
 

@@ -45,7 +45,7 @@ const char* init() {
   cudaRuntimeGetVersion(&runtime);
   cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {
-    std::snprintf(reason, sizeof reason, "no usable GPU: %s (the driver supports CUDA %d.%d, this library was built with %d.%d)",
+    std::snprintf(reason, sizeof reason, "device: no usable GPU: %s (the driver supports CUDA %d.%d, this library was built with %d.%d)",
                   error == cudaSuccess ? "none found" : cudaGetErrorString(error), driver / 1000, driver % 1000 / 10,
                   runtime / 1000, runtime % 1000 / 10);
     return reason;
@@ -57,7 +57,7 @@ const char* init() {
   cudaFuncAttributes attributes;
   error = cudaFuncGetAttributes(&attributes, probe);
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
-    std::snprintf(reason, sizeof reason, "%s has compute capability %d.%d, for which this library holds no code",
+    std::snprintf(reason, sizeof reason, "device: %s has compute capability %d.%d, for which this library holds no code",
                   properties.name, properties.major, properties.minor);
     return reason;
   }
