@@ -70,12 +70,18 @@ decode() {
 
 device() { for rung in $RUNGS; do KDTREE_CUDA=$rung timeout 120 $BUILD/device "$OUT/checks/device.$rung.json"; done; }
 parity() { $PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output "$OUT/checks/mma_parity.json"; }
-measure() { timeout 60 $BUILD/measure_tree "$OUT/tree.json" && timeout 100 $BUILD/measure_ops "$OUT/operators.json"; }
+measure() {
+  timeout 60 $BUILD/measure_tree "$OUT/tree.json"
+  for rung in $RUNGS; do KDTREE_CUDA=$rung timeout 100 $BUILD/measure_ops "$OUT/operators.$rung.json"; done
+}
 experts() {
   timeout 100 $BUILD/measure_experts "$OUT/checks/experts_at_k2_size.json" &&
     timeout 100 $BUILD/measure_experts "$OUT/experts.json" times
 }
-mutations() { $PYTHON -m tests.cuda.mutations --build $BUILD --arch "${ARCHS%% *}" --output "$OUT/checks/mutations.json"; }
+mutations() {
+  $PYTHON -m tests.cuda.mutations --build $BUILD --arch "${ARCHS%% *}" --output "$OUT/checks/mutations.json" \
+    --only "${MUTATIONS:-}"
+}
 
 faults() {
   local bundle
