@@ -89,6 +89,7 @@ class Library:
             ("kdtree_prepare", ctypes.c_int, pointer, pointer, pointer, pointer),
             ("kdtree_workspace", size, pointer, pointer),
             ("kdtree_run", ctypes.c_int, pointer, pointer, pointer, pointer),
+            ("kdtree_enqueue", ctypes.c_int, pointer, pointer, pointer, pointer, pointer),
             ("kdtree_allocate", pointer, size),
             ("kdtree_release", None, pointer),
             ("kdtree_upload", ctypes.c_int, pointer, pointer, size),
@@ -263,26 +264,40 @@ class Operator:
 class Resident:
     """An operator with `copies` of its weights in the backend's memory, for timing. Close it, or use it in `with`.
 
-    `shape` and `weights` are those of a Call. Raises Refused and OperatorError.
+    `shape` and `weights` are those of a Call; without weights the caller fills `packed` himself. Raises Refused and
+    OperatorError.
     """
 
-    def __init__(self, operator: Operator, shape: dict, weights: dict | list, copies: int):
+    def __init__(self, operator: Operator, shape: dict, weights: dict | list | None, copies: int):
         self._operator, self._library, self._memory = operator, operator.library, []
         if reason := operator.refuse(shape):
             raise Refused(f"{operator.name}: {reason}")
-        self._shape = operator._shape(shape)
-        handle, pointer = operator._handle, ctypes.byref(self._shape)
-        self._workspace = self._allocate(self._library.workspace(handle, pointer))
-        self._packed = [self._allocate(self._library.packed_bytes(handle, pointer)) for _ in range(copies)]
-        for packed in self._packed:
-            operator._prepare(self._shape, weights, packed)
+        self.shape = operator._shape(shape)
+        handle, pointer = operator._handle, ctypes.byref(self.shape)
+        self.workspace_bytes = self._library.workspace(handle, pointer)
+        self.packed_bytes = self._library.packed_bytes(handle, pointer)
+        self._workspace = self._allocate(self.workspace_bytes)
+        self.packed = [self._allocate(self.packed_bytes) for _ in range(copies)]
+        if weights is not None:
+            for packed in self.packed:
+                operator._prepare(self.shape, weights, packed)
 
-    def bind(self, copy: int, arguments: dict):
-        """A function of no arguments that runs the operator. `arguments`: pointers to the backend's memory (or None) of
-        all fields of <Op>Args but `packed`."""
-        args = _fill(self._operator.contract.args, arguments | {"packed": self._packed[copy]})
-        shape, handle, library = self._shape, self._operator._handle, self._library
+    def arguments(self, copy: int, pointers: dict) -> ctypes.Structure:
+        """<Op>Args with the weights of `copy`. `pointers`: of all other fields, to the backend's memory, or None."""
+        return _fill(self._operator.contract.args, pointers | {"packed": self.packed[copy]})
+
+    def bind(self, copy: int, pointers: dict):
+        """A function of no arguments that runs the operator to its end."""
+        args = self.arguments(copy, pointers)
+        shape, handle, library = self.shape, self._operator._handle, self._library
         return lambda: library.call(library.run, handle, ctypes.byref(shape), ctypes.byref(args), self._workspace)
+
+    def enqueue(self, args: ctypes.Structure, stream: int | None, workspace: int | None = None) -> None:
+        """Issues the operator on the backend's stream (0 or None: its default) and does not wait."""
+        handle, shape = self._operator._handle, ctypes.byref(self.shape)
+        self._library.call(
+            self._library.enqueue, handle, shape, ctypes.byref(args), workspace or self._workspace, stream
+        )
 
     def _allocate(self, size: int) -> int:
         memory = self._library.allocate(size)

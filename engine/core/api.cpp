@@ -79,6 +79,9 @@ int kdtree_run(const kdtree_operator* op, const void* shape, const void* args, v
     kdtree::check(backend::synchronize(nullptr), as_operator(op)->name);
   });
 }
+int kdtree_enqueue(const kdtree_operator* op, const void* shape, const void* args, void* workspace, void* stream) {
+  return guarded([&] { kdtree::check(as_operator(op)->run(shape, args, workspace, stream), as_operator(op)->name); });
+}
 
 void* kdtree_allocate(size_t bytes) { return backend::allocate(bytes); }
 void kdtree_release(void* memory) { backend::release(memory); }

@@ -21,6 +21,8 @@ size_t kdtree_packed_bytes(const kdtree_operator* op, const void* shape);
 int kdtree_prepare(const kdtree_operator* op, const void* shape, const void* weights, void* packed);
 size_t kdtree_workspace(const kdtree_operator* op, const void* shape);
 int kdtree_run(const kdtree_operator* op, const void* shape, const void* args, void* workspace);  // waits for the end
+// Issues the operator on a stream of the backend (a cudaStream_t; null on the CPU) and does not wait.
+int kdtree_enqueue(const kdtree_operator* op, const void* shape, const void* args, void* workspace, void* stream);
 
 void* kdtree_allocate(size_t bytes);
 void kdtree_release(void* memory);

@@ -122,21 +122,28 @@ class Call {
     accept(shape);
     check("packed", packed, ScalarType::Byte, {static_cast<int64_t>(kdtree_packed_bytes(handle_, &shape))});
   }
+  // On torch's current stream, behind what torch has queued there; the host does not wait, so a graph can be captured.
+  // Workspace and outputs belong to that stream: torch reuses their memory only behind this call.
   template <class Shape, class Args>
   void run(const Shape& shape, const Args& args) const {
     accept(shape);
     const Tensor workspace = empty({static_cast<int64_t>(kdtree_workspace(handle_, &shape))}, ScalarType::Byte);
-    finish_queued();
-    if (kdtree_run(handle_, &shape, &args, workspace.mutable_data_ptr())) throw_error(kdtree_error());
+    if (kdtree_enqueue(handle_, &shape, &args, workspace.mutable_data_ptr(), current_stream()))
+      throw_error(kdtree_error());
   }
 
  private:
-  // A native call runs on a stream of its own and ends before it returns; what torch has queued must be done first.
+  void* current_stream() const {
+    void* stream = nullptr;
+#ifdef USE_CUDA
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream));
+#endif
+    return stream;
+  }
+  // Preparing runs on a stream of its own and ends before it returns; what torch has queued must be done first.
   void finish_queued() const {
 #ifdef USE_CUDA
-    void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream));
-    TORCH_ERROR_CODE_CHECK(torch_cuda_stream_synchronize(stream, device_.index()));
+    TORCH_ERROR_CODE_CHECK(torch_cuda_stream_synchronize(current_stream(), device_.index()));
 #endif
   }
 

@@ -295,6 +295,24 @@ def test_compiles_without_graph_breaks(folder):
     assert raw(compiled(x, weight, packed)) == raw(layer(x, weight, packed))
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="graphs are a GPU's")
+def test_a_captured_graph_replays_the_bytes(folder):
+    (_, gemm_arguments, _), (_, int4_arguments, _) = gemm(torch.bfloat16), w4a16_gemm(torch.bfloat16)
+
+    def run():
+        return torch.ops.kdtree.gemm(*gemm_arguments), torch.ops.kdtree.w4a16_gemm(*int4_arguments)
+
+    want = [raw(y) for y in run()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = run()
+    for _ in range(2):
+        for y in outputs:
+            y.fill_(float("nan"))
+        graph.replay()
+        assert [raw(y) for y in outputs] == want
+
+
 def ints(*values):
     return torch.tensor(values, dtype=torch.int32)
 
