@@ -179,7 +179,7 @@ void check_int4(const Call& call, const char* qw_name, const Tensor& qw, const c
   call.check(sc_name, sc, scale_type, sizes);
 }
 
-Tensor w4a16_gemm_prepare(const Tensor& qw, const Tensor& sc, int64_t group) {
+Tensor w4a16_gemm_prepare(const Tensor& qw, const Tensor& sc, int64_t group, ScalarType activations) {
   Call call("w4a16_gemm", qw);
   const ScalarType scale_type = call.floating("sc", sc);
   check_int4(call, "qw", qw, "sc", sc, scale_type, {kAny, kAny}, group);
@@ -187,6 +187,7 @@ Tensor w4a16_gemm_prepare(const Tensor& qw, const Tensor& sc, int64_t group) {
   shape.n = call.narrow("qw", qw.size(0));
   shape.k = call.narrow("qw", qw.size(1) * 8);
   shape.group = call.narrow("group", group);
+  shape.x_type = element_type(activations);
   shape.scale_type = element_type(scale_type);
   const Tensor packed = call.allocate_packed(shape), qw_host = on_host(qw), sc_host = on_host(sc);
   call.prepare(shape, W4a16GemmWeights{data<int32_t>(qw_host), sc_host.const_data_ptr()}, packed);
@@ -287,7 +288,8 @@ Tensor moe_experts(const Tensor& x, const Tensor& experts, const Tensor& weights
 }
 
 Tensor w4a16_moe_experts_prepare(const Tensor& gate_qw, const Tensor& gate_sc, const Tensor& up_qw,
-                                 const Tensor& up_sc, const Tensor& down_qw, const Tensor& down_sc, int64_t group) {
+                                 const Tensor& up_sc, const Tensor& down_qw, const Tensor& down_sc, int64_t group,
+                                 ScalarType activations) {
   Call call("w4a16_moe_experts", gate_qw);
   const ScalarType scale_type = call.floating("gate_sc", gate_sc);
   check_int4(call, "gate_qw", gate_qw, "gate_sc", gate_sc, scale_type, {kAny, kAny, kAny}, group);
@@ -300,6 +302,7 @@ Tensor w4a16_moe_experts_prepare(const Tensor& gate_qw, const Tensor& gate_sc, c
   shape.n_experts = call.narrow("gate_qw", count);
   shape.top_k = 1;
   shape.group = call.narrow("group", group);
+  shape.type = element_type(activations);
   shape.scale_type = element_type(scale_type);
   const Tensor packed = call.allocate_packed(shape);
   const Tensor host[] = {on_host(gate_qw), on_host(gate_sc), on_host(up_qw),

@@ -53,7 +53,7 @@ def _(x, packed, n, w_type, add=None, out_type=None):
 
 
 @register_fake("kdtree::w4a16_gemm_prepare")
-def _(qw, sc, group):
+def _(qw, sc, group, activations):
     return _packed(qw, sc)
 
 
@@ -79,7 +79,7 @@ def _(x, experts, weights, packed, n_experts, intermediate, w_type, shared=None,
 
 
 @register_fake("kdtree::w4a16_moe_experts_prepare")
-def _(gate_qw, gate_sc, up_qw, up_sc, down_qw, down_sc, group):
+def _(gate_qw, gate_sc, up_qw, up_sc, down_qw, down_sc, group, activations):
     return _packed(gate_qw, gate_sc, up_qw, up_sc, down_qw, down_sc)
 
 

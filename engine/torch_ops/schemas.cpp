@@ -13,7 +13,7 @@ STABLE_TORCH_LIBRARY(kdtree, m) {
   // x [rows, k] or [rows, batch, k]; w [n, k] or [batch, n, k].
   m.def("gemm_prepare(Tensor w, ScalarType activations) -> Tensor");
   m.def("gemm(Tensor x, Tensor packed, int n, ScalarType w_type, Tensor? add=None, ScalarType? out_type=None) -> Tensor");
-  m.def("w4a16_gemm_prepare(Tensor qw, Tensor sc, int group) -> Tensor");
+  m.def("w4a16_gemm_prepare(Tensor qw, Tensor sc, int group, ScalarType activations) -> Tensor");
   m.def("w4a16_gemm(Tensor x, Tensor packed, int n, int group, ScalarType scale_type, Tensor? add=None, "
         "ScalarType? out_type=None) -> Tensor");
 
@@ -23,7 +23,7 @@ STABLE_TORCH_LIBRARY(kdtree, m) {
   m.def("moe_experts(Tensor x, Tensor experts, Tensor weights, Tensor packed, int n_experts, int intermediate, "
         "ScalarType w_type, Tensor? shared=None, Tensor? residual=None) -> Tensor");
   m.def("w4a16_moe_experts_prepare(Tensor gate_qw, Tensor gate_sc, Tensor up_qw, Tensor up_sc, Tensor down_qw, "
-        "Tensor down_sc, int group) -> Tensor");
+        "Tensor down_sc, int group, ScalarType activations) -> Tensor");
   m.def("w4a16_moe_experts(Tensor x, Tensor experts, Tensor weights, Tensor packed, int n_experts, int intermediate, "
         "int group, ScalarType scale_type, Tensor? shared=None, Tensor? residual=None) -> Tensor");
 

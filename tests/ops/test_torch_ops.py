@@ -142,7 +142,7 @@ def w4a16_gemm(dtype):
     )
     call = case.call()
     weights = tensor(call.weights["qw"]), tensor(call.weights["sc"])
-    packed = torch.ops.kdtree.w4a16_gemm_prepare(*weights, 32)
+    packed = torch.ops.kdtree.w4a16_gemm_prepare(*weights, 32, dtype)
     return case, (inputs(call)["x"][:, :96], packed, 24, 32, dtype), ["y"]
 
 
@@ -169,7 +169,7 @@ def w4a16_moe_experts(dtype):
     a = inputs(call)
     names = [f"{m}_{kind}" for m in ("gate", "up", "down") for kind in ("qw", "sc")]
     weights = (tensor(np.stack([w[name] for w in call.weights])) for name in names)
-    packed = torch.ops.kdtree.w4a16_moe_experts_prepare(*weights, 32)
+    packed = torch.ops.kdtree.w4a16_moe_experts_prepare(*weights, 32, dtype)
     rows = a["x"], a["experts"], a["weights"]
     return case, (*rows, packed, case.n_experts, case.intermediate, 32, dtype, a["shared"], a["residual"]), ["y"]
 
@@ -274,7 +274,7 @@ def prepare_arguments(name, dtype=torch.float32):
         return torch.randn(4, 32, 64), torch.randn(4, 32, 64), torch.randn(4, 64, 32), dtype
     shapes = [(24, 64)] if name == "w4a16_gemm_prepare" else [(4, 32, 64), (4, 32, 64), (4, 64, 32)]
     pairs = [(torch.zeros(*s[:-1], s[-1] // 8, dtype=torch.int32), torch.ones(*s[:-1], s[-1] // 32)) for s in shapes]
-    return *(x for pair in pairs for x in pair), 32
+    return *(x for pair in pairs for x in pair), 32, dtype
 
 
 @pytest.mark.parametrize("name", PREPARE)
@@ -337,10 +337,10 @@ ERRORS = [
     ),
     ("gemm_out", lambda k: k.gemm(X, X, 5, torch.float32, None, torch.bfloat16), "gemm: out_type: must be that of x"),
     ("gemm_w_type", lambda k: k.gemm(X.bfloat16(), X, 5, torch.float32), "gemm: w_type: must be BFloat16 where x is"),
-    ("w4a16_group", lambda k: k.w4a16_gemm_prepare(STATE.new_zeros(4, 8), torch.ones(4, 4), 16), "w4a16_gemm: group: "),
+    ("w4a16_group", lambda k: k.w4a16_gemm_prepare(STATE.new_zeros(4, 8), torch.ones(4, 4), 16, torch.float32), "w4a16_gemm: group: "),
     (
         "w4a16_scales",
-        lambda k: k.w4a16_gemm_prepare(STATE.new_zeros(4, 8), torch.ones(4, 3), 32),
+        lambda k: k.w4a16_gemm_prepare(STATE.new_zeros(4, 8), torch.ones(4, 3), 32, torch.float32),
         "sc: dimension 1 must be 2",
     ),
     ("moe_route_k", lambda k: k.moe_route(X, X[0], 65, 1, 1, True, 1.0), "moe_route: top_k: "),
@@ -359,8 +359,13 @@ def attention(k, *, prefix=2, parents=(-1, 0), depths=(0, 1)):
     return k.tree_attention(q, q, torch.randn(4, 8), prefix, ints(*parents), ints(*depths), 1.0)
 
 
+OF_VALUES = {"embed", "rope_position", "tree_attention_parents", "tree_attention_depths", "draft_script"}
+
+
 @pytest.mark.parametrize(("name", "run", "message"), ERRORS, ids=[name for name, _, _ in ERRORS])
 def test_errors_name_the_argument(folder, name, run, message):
+    if name in OF_VALUES and DEVICE != "cpu":
+        pytest.skip("values on a GPU are not read: the host would wait")
     with pytest.raises(RuntimeError, match=message):
         run(torch.ops.kdtree)
 
