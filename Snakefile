@@ -25,6 +25,7 @@ include: "rules/sanitize.smk"  # the checks under AddressSanitizer, UndefinedBeh
 include: "rules/fuzz.smk"  # mutated bundles, configs and arguments
 include: "rules/bench.smk"  # what an edit costs
 include: "rules/bench_cpu.smk"  # the CPU kernels against torch and against memory
+include: "rules/bench_cuda.smk"  # the CUDA kernels against their peers and against memory
 
 
 rule all:

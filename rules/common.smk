@@ -445,6 +445,18 @@ def matrix_variants(wildcards):
 MUTATED_BUNDLES = [*FLOAT_BUNDLES[-1:], *QUANTISED_BUNDLES[-1:]]
 
 
+# ---- bench
+
+
+def a_gpu(wildcards):
+    """Nothing; ends the call where the CUDA benchmark cannot run."""
+    if not (NVCC and GPU):
+        sys.exit(
+            "error: results/bench/cuda.json: {}".format("no GPU answers nvidia-smi" if NVCC else "no nvcc on the PATH")
+        )
+    return []
+
+
 # ---- after a failure
 
 
