@@ -1,14 +1,7 @@
-// The streaming expert kernels at K2's size, from inside: against the plain kernels and row by row, or against the clock.
-//    nvcc -std=c++17 -O3 --fmad=false -DNDEBUG -gencode arch=compute_90a,code=sm_90a tests/cuda/measure_experts.cu \
-//        -o measure_experts -ldl
-//    measure_experts <output.json> [times]
-// The layer has 384 experts (9.5 GB), filled on the device. Times are of a graph of eight routings, so weights are cold;
-// the floor is the bytes of the experts hit at the read rate measured in the same run.
-#include <dlfcn.h>
-
+// The streaming expert kernels at K2's size, from inside: against the plain kernels, and row by row.
+//    check_experts <output.json>                (built by on_gpu.sh)
+// The layer has 384 experts (9.5 GB), filled on the device. engine/bench_cuda times it.
 #include <map>
-#include <memory>
-#include <set>
 
 #include "../../engine/ops/w4a16_moe_experts/cuda.cu"
 #include "harness.h"
@@ -23,9 +16,9 @@ const char* error_text(int error) { return cudaGetErrorString(static_cast<cudaEr
 
 using namespace kdtree;
 
-namespace measure {
+namespace at_k2_size {
 
-constexpr int kHidden = 7168, kWidth = 2048, kExperts = 384, kTopK = 8, kMaxRows = 64, kRoutings = 8;
+constexpr int kHidden = 7168, kWidth = 2048, kExperts = 384, kTopK = 8, kMaxRows = 64;
 constexpr int64_t kOne = int64_t{kHidden} * kWidth;
 
 __device__ uint32_t hash(uint64_t i) {
@@ -45,38 +38,6 @@ __global__ void fill_scales(bf16* narrow, float* wide, int64_t count, float size
     wide[i] = to_float(narrow[i]);
   }
 }
-
-__global__ void read_all(const uint4* from, int64_t count, uint32_t* sink) {
-  uint32_t sum = 0;
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i + 7 * step < count; i += 8 * step) {
-    uint4 v[8];
-#pragma unroll
-    for (int u = 0; u < 8; ++u) v[u] = __ldcs(from + i + u * step);
-#pragma unroll
-    for (int u = 0; u < 8; ++u) sum ^= v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
-  }
-  if (sum == 12345) *sink = sum;
-}
-
-struct Sensors {
-  int (*clock)(void*, int, unsigned*) = nullptr;
-  int (*power)(void*, unsigned*) = nullptr;
-  void* device = nullptr;
-  Sensors() {
-    void* nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-    if (!nvml) return;
-    reinterpret_cast<int (*)()>(dlsym(nvml, "nvmlInit_v2"))();
-    reinterpret_cast<int (*)(unsigned, void**)>(dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2"))(0, &device);
-    clock = reinterpret_cast<decltype(clock)>(dlsym(nvml, "nvmlDeviceGetClockInfo"));
-    power = reinterpret_cast<decltype(power)>(dlsym(nvml, "nvmlDeviceGetPowerUsage"));
-  }
-  std::pair<unsigned, unsigned> read() const {  // SM MHz, W
-    unsigned mhz = 0, milliwatts = 0;
-    if (clock) clock(device, 1, &mhz), power(device, &milliwatts);
-    return {mhz, milliwatts / 1000};
-  }
-};
 
 struct Layer {
   W4a16MoeExpertsShape shape{kMaxRows, kHidden, kWidth, kExperts, kTopK, 32, kBFloat16, kBFloat16};
@@ -146,12 +107,6 @@ struct Call {
   void run(cudaStream_t stream = nullptr) const {
     const auto a = args();
     check(w4a16_moe_experts.run(&shape, &a, workspace.memory, stream), "run");
-  }
-  void gemms(cudaStream_t stream) const {
-    StreamExpertsScratch scratch;
-    const auto layout = streaming(shape);
-    StreamExpertsScratch::place(layout.shape, workspace.memory, scratch);
-    layout.gate_up_and_down(args().packed, x.as<bf16>(), scratch, stream);
   }
   std::vector<uint16_t> output(int rows) const { return y.get<uint16_t>(0, static_cast<size_t>(rows) * kHidden); }
 };
@@ -230,69 +185,15 @@ void verify(const Layer& layer, Record& record) {
   }
 }
 
-double read_rate(const Layer& layer) {  // bytes a microsecond
-  const int64_t count = int64_t{4} << 26;
-  double best = 1e9;
-  for (int repeat = 0; repeat < 4; ++repeat) {
-    const Spread t = time_rounds(1, [&](cudaStream_t stream, int) {
-      read_all<<<132 * 16, 256, 0, stream>>>(layer.packed.as<uint4>(), count, layer.plain.as<uint32_t>());
-    });
-    best = std::min(best, t.p10);
-  }
-  return static_cast<double>(count) * 16 / best;
-}
+}  // namespace at_k2_size
 
-}  // namespace measure
-
-using namespace measure;
+using namespace at_k2_size;
 
 int main(int count, char** arguments) {
-  if (count < 2) return std::fprintf(stderr, "usage: measure_experts <output.json> [times]\n"), 2;
+  if (count != 2) return std::fprintf(stderr, "usage: check_experts <output.json>\n"), 2;
   check(cudaDeviceGetAttribute(&cuda::multiprocessors, cudaDevAttrMultiProcessorCount, 0), "device");
   const Layer layer;
-  if (count == 2) {
-    Record record;
-    verify(layer, record);
-    record.write(arguments[1], "w4a16_moe_experts.k2");
-    return 0;
-  }
-  const Sensors sensors;
-  const double rate = read_rate(layer);
-  std::printf("read %.0f GB/s\n", rate / 1e3);
-  std::string json;
-  const auto x = normal_bf16(static_cast<size_t>(kMaxRows) * kHidden);
-  const auto weights = normal(kMaxRows * kTopK);
-  for (const char* kind : {"uniform", "correlated"})
-    for (int rows : {1, 2, 4, 8, 16, 32, 64}) {
-      if (kind[0] == 'c' && rows < 16) continue;
-      std::vector<std::unique_ptr<Call>> calls;
-      double hit = 0;
-      for (int i = 0; i < kRoutings; ++i) {
-        const Ids ids = kind[0] == 'u' ? uniform(rows) : correlated(rows, 0.8);
-        hit += static_cast<double>(std::set<int32_t>(ids.begin(), ids.end()).size()) / kRoutings;
-        calls.push_back(std::make_unique<Call>(layer, layer.shape, x, ids, weights));
-        calls.back()->run();
-      }
-      const double floor = hit * 3 * kOne * 0.5625 / rate;
-      const Spread whole = time_rounds(kRoutings, [&](cudaStream_t stream, int i) { calls[i]->run(stream); });
-      const Spread gemms = time_rounds(kRoutings, [&](cudaStream_t stream, int i) { calls[i]->gemms(stream); });
-      for (int i = 0; i < 400 * kRoutings / (rows + 7); ++i) calls[i % kRoutings]->run();
-      const auto [mhz, watts] = sensors.read();
-      check(cudaDeviceSynchronize(), "times");
-      std::printf("%-10s %2d rows %6.1f experts floor %7.1f  layer %7.1f (%.3f)  gemms %7.1f [%7.1f %7.1f] (%.3f)  %u MHz %u W\n",
-                  kind, rows, hit, floor, whole.median, floor / whole.median, gemms.median, gemms.p10, gemms.p90,
-                  floor / gemms.median, mhz, watts);
-      char line[512];
-      std::snprintf(line, sizeof line,
-                    "%s\n {\"routing\": \"%s\", \"rows\": %d, \"experts_hit\": %.2f, \"floor_us\": %.2f, \"layer_us\": "
-                    "{\"p10\": %.2f, \"median\": %.2f, \"p90\": %.2f}, \"gemms_us\": {\"p10\": %.2f, \"median\": %.2f, \"p90\": "
-                    "%.2f}, \"sm_mhz\": %u, \"watts\": %u}",
-                    json.empty() ? "" : ",", kind, rows, hit, floor, whole.p10, whole.median, whole.p90, gemms.p10,
-                    gemms.median, gemms.p90, mhz, watts);
-      json += line;
-    }
-  FILE* file = std::fopen(arguments[1], "w");
-  if (!file) return std::fprintf(stderr, "%s: cannot be written\n", arguments[1]), 1;
-  std::fprintf(file, "{\"read_gb_s\": %.1f, \"layer\": [%s\n]}\n", rate / 1e3, json.c_str());
-  std::fclose(file);
+  Record record;
+  verify(layer, record);
+  record.write(arguments[1], "w4a16_moe_experts.k2");
 }

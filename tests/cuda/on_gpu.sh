@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Builds the CUDA library and runs every check of it that needs no snakemake, on a machine with a GPU:
-#   tests/cuda/on_gpu.sh OUT [stage …]      stages: build checks decode device parity measure experts repeats
-#                                           mutations faults sanitize
+#   tests/cuda/on_gpu.sh OUT [stage …]      stages: build checks decode device parity measure experts bench
+#                                           repeats mutations faults sanitize
 # Records (JSON) and logs go to OUT; a table is printed last. `decode` wants results/bundles and results/golden.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
-STAGES=${*:-build checks decode device parity measure experts repeats mutations faults sanitize}
+STAGES=${*:-build checks decode device parity measure experts bench repeats mutations faults sanitize}
 PYTHON=${PYTHON:-python3}
 ARCHS=${ARCHS:-90a}
 BUILD=results/build/cuda
@@ -36,7 +36,8 @@ build() {
     for program in device measure_tree measure_ops; do
       echo "nvcc -std=c++17 -O1 -c tests/cuda/$program.cpp -o $BUILD/tests/$program.o"
     done
-    echo "nvcc $NVCC tests/cuda/measure_experts.cu -o $BUILD/measure_experts -ldl > $OUT/logs/measure_experts.ptxas 2>&1"
+    echo "nvcc $NVCC tests/cuda/check_experts.cu -o $BUILD/check_experts > $OUT/logs/check_experts.ptxas 2>&1"
+    echo "nvcc $NVCC -shared engine/bench_cuda/probes.cu -o $BUILD/libprobes_cuda.so > $OUT/logs/probes.ptxas 2>&1"
     echo "$PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output /dev/null --compile-only"
   } | parallel
   nvcc -shared -Xcompiler -fopenmp -o $LIBRARY $(for op in $ALL_OPERATORS; do echo $BUILD/$op.o; done) $BUILD/backend/*.o $BUILD/*cpp.o
@@ -74,9 +75,9 @@ measure() {
   timeout 60 $BUILD/measure_tree "$OUT/tree.json"
   for rung in $RUNGS; do KDTREE_CUDA=$rung timeout 100 $BUILD/measure_ops "$OUT/operators.$rung.json"; done
 }
-experts() {
-  timeout 100 $BUILD/measure_experts "$OUT/checks/experts_at_k2_size.json" &&
-    timeout 100 $BUILD/measure_experts "$OUT/experts.json" times
+experts() { timeout 100 $BUILD/check_experts "$OUT/checks/experts_at_k2_size.json"; }
+bench() {
+  $PYTHON -m engine.bench_cuda --library $LIBRARY --probes $BUILD/libprobes_cuda.so --output "$OUT/cuda.json"
 }
 mutations() {
   $PYTHON -m tests.cuda.mutations --build $BUILD --arch "${ARCHS%% *}" --output "$OUT/checks/mutations.json" \
