@@ -2,6 +2,7 @@
 
 Not among the requirements, as it compiles its kernels by NVRTC when it first runs; it is imported here alone, and only
 when a benchmark asks for it. The configuration of every product is what its own heuristics say for that number of rows.
+Of a layer it has the products and the activation; the order by expert and the weighted sum are probes.cu's.
 """
 
 import functools
@@ -59,8 +60,9 @@ class Weights:
         from humming.kernel.humming import HummingKernel
 
         try:
-            configs = [[0, 1 << 30, self.config(rows)] for rows in all_rows]
-            HummingKernel.prepare_kernels(self._layer.humming_config.to_str(), self._compute(), configs)
+            configs = {str(config): config for config in map(self.config, all_rows)}.values()
+            intervals = [[0, 1 << 30, config] for config in configs]  # all numbers of rows: they are only compiled here
+            HummingKernel.prepare_kernels(self._layer.humming_config.to_str(), self._compute(), intervals)
         except Exception as error:
             print(f"humming: {one_line(error)}", flush=True)
 

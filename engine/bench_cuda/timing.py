@@ -17,6 +17,7 @@ import torch
 GRAPH_BYTES = 1 << 30  # of weights that a graph reads at least: far above what its launch costs
 WARM_ROUNDS = 3
 BURST_S = 0.35
+BATCH_US = 20_000  # issued at once in a burst: longer than reading the sensors takes
 AHEAD_CYCLES = 400_000  # the GPU spins this long while the host issues events and graph, so that none is waited for
 
 
@@ -84,7 +85,7 @@ class Replay:
 
     def burst(self, microseconds: float, sensors: "Sensors") -> dict:
         """Clock and power while it runs; `microseconds`: of a call."""
-        at_once = max(1, int(5000 / (microseconds * self._count)))  # about 5 ms
+        at_once = max(1, int(BATCH_US / (microseconds * self._count)))
         samples, started, ahead = [], time.perf_counter(), None
         with torch.cuda.stream(self._stream):
             while (elapsed := time.perf_counter() - started) < BURST_S:
