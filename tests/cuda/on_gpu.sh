@@ -77,7 +77,7 @@ measure() {
 }
 experts() { timeout 100 $BUILD/check_experts "$OUT/checks/experts_at_k2_size.json"; }
 bench() {
-  $PYTHON -m engine.bench_cuda --library $LIBRARY --probes $BUILD/libprobes_cuda.so --output "$OUT/cuda.json"
+  timeout 400 $PYTHON -m engine.bench_cuda --library $LIBRARY --probes $BUILD/libprobes_cuda.so --output "$OUT/cuda.json"
 }
 mutations() {
   $PYTHON -m tests.cuda.mutations --build $BUILD --arch "${ARCHS%% *}" --output "$OUT/checks/mutations.json" \
