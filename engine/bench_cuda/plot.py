@@ -46,8 +46,7 @@ def plot_panel(axes, key: tuple, cases: list[dict]) -> None:
     else:
         rows, floors = [c["rows"] for c in cases], [c["floor_us"] for c in cases]
         axes.plot(rows, floors, ":", color="black", label="floor")
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_ylim(bottom=0)
         axes.set_ylabel("µs")
     axes.set_xscale("log", base=2)
     axes.set_xticks([c["rows"] for c in cases], [str(c["rows"]) for c in cases])
