@@ -1,4 +1,4 @@
-// y[i] = add[i] + x[i] · w^T over stream_tiles: blocks are rows 0 … 31, 32 … 63 and so on. A matrix with few outputs is
+// y[i] = add[i] + x[i] · w^T over stream_tiles: blocks are rows 0 … 63, 64 … 127 and so on. A matrix with few outputs is
 // split by inputs. A second launch adds the splits' sums in ascending order and rounds; fp32 sums of a matrix that
 // needs neither go to y at once.
 #pragma once
@@ -10,6 +10,7 @@ namespace kdtree::cuda {
 template <class W>
 struct DenseJob {
   using Strips = W;
+  static constexpr int kBlockRows = 64, kCopyWarps = 1;
   static constexpr bool kWeightsAhead = false;
   Tiling tiling;
   const int32_t* n_rows;
@@ -19,12 +20,12 @@ struct DenseJob {
   int64_t split_stride, row_stride;
 
   __device__ uint64_t blocks() const {
-    const int n = *n_rows, rest = n % kMaxBlockRows;
-    return static_cast<uint64_t>(n / kMaxBlockRows) + (rest ? uint64_t{1} << (16 * class_of(rest)) : 0);
+    const int n = *n_rows, rest = n % kBlockRows;
+    return static_cast<uint64_t>(n / kBlockRows) + (rest ? uint64_t{1} << (16 * class_of(rest)) : 0);
   }
   __device__ Block block(unsigned i) const {
-    const int first = static_cast<int>(i) * kMaxBlockRows;
-    return {0, first, min(kMaxBlockRows, *n_rows - first), first};
+    const int first = static_cast<int>(i) * kBlockRows;
+    return {0, first, min(kBlockRows, *n_rows - first), first};
   }
   __device__ const char* weights(int) const { return packed; }
   __device__ int entry(const Block& block, int i) const { return block.first + i; }
@@ -74,7 +75,7 @@ struct StreamDense {
                                    copy, stream);
     launch_stream(DenseJob<W>{tiling, args.n_rows, static_cast<const char*>(args.packed), rows, sums, split_stride(),
                               at_once ? y_stride : tiling.outputs},
-                  ceil_div(max_rows, kMaxBlockRows) * tiling.tiles(), stream);
+                  ceil_div(max_rows, DenseJob<W>::kBlockRows) * tiling.tiles(), stream);
     if (at_once) return;
     launch_early(sum_splits, grid_for(max_rows * tiling.outputs, 256, 8), 256, 0, stream, args.n_rows, sums,
                  static_cast<int>(tiling.splits), split_stride(), tiling.outputs, args.add, args.y, y_stride, y_type);

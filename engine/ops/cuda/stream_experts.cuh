@@ -8,6 +8,7 @@
 
 namespace kdtree::cuda {
 
+constexpr int kExpertRows = 32;  // of a block
 constexpr int kMostExperts = 1024;  // a thread each when sorting
 constexpr int kSortedAtOnce = 2048;
 
@@ -15,7 +16,7 @@ struct StreamExpertsShape {
   int64_t max_rows;
   int hidden, intermediate, n_experts, top_k;
   int64_t max_pairs() const { return max_rows * top_k; }
-  int64_t max_blocks() const { return std::min(max_pairs(), n_experts + max_pairs() / kMaxBlockRows); }
+  int64_t max_blocks() const { return std::min(max_pairs(), n_experts + max_pairs() / kExpertRows); }
 };
 
 // What sorting leaves. Read past the L1: it may have been written while the reader's launch was already on its way.
@@ -81,8 +82,8 @@ static __global__ void __launch_bounds__(kMostExperts)
   }
 
   // Blocks of each class, 16 bits each: whole ones first, then the rest.
-  const int whole = count / kMaxBlockRows, rest = count % kMaxBlockRows, rest_class = class_of(rest);
-  const uint64_t blocks = static_cast<uint64_t>(whole) + (rest ? uint64_t{1} << (16 * rest_class) : 0);
+  const int whole = count / kExpertRows, rest = count % kExpertRows, rest_class = class_of(rest), whole_class = class_of(kExpertRows);
+  const uint64_t blocks = (static_cast<uint64_t>(whole) << (16 * whole_class)) + (rest ? uint64_t{1} << (16 * rest_class) : 0);
   uint64_t blocks_before = blocks;
   int pairs_before = count;
 #pragma unroll
@@ -101,7 +102,7 @@ static __global__ void __launch_bounds__(kMostExperts)
     all_blocks += warp_blocks[w];
   }
   if (expert == 0) *sorted.counts = all_blocks;
-  int at = blocks_of(blocks_before, rest_class) + (rest_class ? 0 : whole);
+  int at = blocks_of(blocks_before, rest_class) + (rest_class == whole_class ? whole : 0);
   for (int c = 0; c < rest_class; ++c) at += blocks_of(all_blocks, c);
   int seen = 0;
   for (int first = 0; first < pairs; first += kSortedAtOnce) {
@@ -111,10 +112,10 @@ static __global__ void __launch_bounds__(kMostExperts)
       if (ids[i] != expert) continue;
       const int place = pairs_before + seen;
       sorted.order[place] = first + i;
-      if (seen % kMaxBlockRows == 0) {
-        const bool is_whole = seen < whole * kMaxBlockRows;
-        sorted.blocks[is_whole ? blocks_of(blocks_before, 0) + seen / kMaxBlockRows : at] = {
-            expert, place, is_whole ? kMaxBlockRows : rest, first + i};
+      if (seen % kExpertRows == 0) {
+        const bool is_whole = seen < whole * kExpertRows;
+        sorted.blocks[is_whole ? blocks_of(blocks_before, whole_class) + seen / kExpertRows : at] = {
+            expert, place, is_whole ? kExpertRows : rest, first + i};
       }
       ++seen;
     }
@@ -125,6 +126,7 @@ static __global__ void __launch_bounds__(kMostExperts)
 template <class W>
 struct GateUpJob {
   using Strips = W;
+  static constexpr int kBlockRows = kExpertRows, kCopyWarps = 2;
   static constexpr bool kWeightsAhead = false;
   Tiling tiling;
   ExpertBlocks sorted;
@@ -148,6 +150,7 @@ struct GateUpJob {
 template <class W>
 struct DownJob {
   using Strips = W;
+  static constexpr int kBlockRows = kExpertRows, kCopyWarps = 2;
   static constexpr bool kWeightsAhead = true;
   Tiling tiling;
   ExpertBlocks sorted;

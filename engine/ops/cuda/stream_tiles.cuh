@@ -4,10 +4,10 @@
 // A strip is the 16 side of the product, 8 rows of x are the 8 side. Halves follow each other in ascending order, and a
 // column of the result depends on its own row of x alone: a row has the same bits in whatever company it comes.
 //
-// A block is up to 32 rows of x that meet the same matrix. Its work is cut into tiles of kStrips strips (and, where a
+// A block is up to 64 rows of x that meet the same matrix. Its work is cut into tiles of kStrips strips (and, where a
 // matrix has few outputs, into splits of its inputs, fixed by its size); block and tile make an item. Items are dealt
-// to a grid that fills the device once. In a thread block kStrips warps multiply, a strip each; one more keeps weights
-// in flight and another rows, across the items' borders too.
+// to a grid that fills the device once. In a thread block kStrips warps multiply, a strip each; one or two more keep
+// weights and rows in flight, across the items' borders too.
 #pragma once
 #include <algorithm>
 
@@ -18,16 +18,16 @@
 namespace kdtree::cuda {
 
 constexpr int kStrips = 8;
-constexpr int kStreamThreads = 32 * (kStrips + 2);
 constexpr int kStreamBlocks = 2;  // a multiprocessor
-constexpr int kMaxBlockRows = 32;
-constexpr int kClasses = 3;  // of blocks, by tiles of 8 rows: 4, 2, 1; large first, so that small ones fill the end
+constexpr int kClasses = 4;  // of blocks, by tiles of 8 rows: 8, 4, 2, 1; large first, so that small ones fill the end
 constexpr int kMaxStages = 8;
 constexpr size_t kBarrierBytes = 2 * kClasses * kMaxStages * sizeof(uint64_t);
 constexpr size_t kZeroBytes = 512;  // a row of x in a stage
 constexpr size_t kStageOffset = kBarrierBytes + kZeroBytes + 16;  // in shared memory: barriers, zeros, counts of blocks
 
-__host__ __device__ constexpr int class_of(int rows) { return rows > 16 ? 0 : rows > 8 ? 1 : 2; }
+__host__ __device__ constexpr int class_of(int rows) {
+  return rows > 32 ? 0 : rows > 16 ? 1 : rows > 8 ? 2 : 3;
+}
 
 // Blocks of each class, 16 bits each.
 __device__ inline unsigned blocks_of(uint64_t counts, int block_class) {
@@ -69,7 +69,9 @@ struct Tiling {
 };
 
 // A job says what is multiplied, and what becomes of the result:
-//   Strips, kWeightsAhead      true if blocks and weights are there before the grid in front has ended
+//   Strips
+//   kBlockRows, kCopyWarps      most rows of a block; 1 copy warp leaves registers for 64, 2 gather rows faster
+//   kWeightsAhead               true (with 2 copy warps) if blocks are there before the grid in front has ended
 //   tiling
 //   blocks()                    how many, 16 bits a class; block(i): i counts over all classes, 0 first
 //   weights(matrix)             its first strip
@@ -79,73 +81,72 @@ struct Tiling {
 
 template <class Strips, int kRowTiles>
 struct Stage {
-  static constexpr int kClass = class_of(8 * kRowTiles);
+  static constexpr int kRows = 8 * kRowTiles;
+  static constexpr int kClass = class_of(kRows);
   static constexpr int kUnits = Strips::units_a_stage(kRowTiles);
   static constexpr int kStripBytes = kUnits * Strips::kUnitBytes;
   static constexpr int kRowBytes = 128 * kUnits + 64;  // 64 more: 16-byte loads of two rows then hit all banks
-  static constexpr int kBytes = kStrips * kStripBytes + 8 * kRowTiles * kRowBytes;
+  static constexpr int kBytes = kStrips * kStripBytes + kRows * kRowBytes;
   static constexpr int kCount = std::min<int>(kMaxStages, (kMaxSharedBytes - kStageOffset) / kBytes);
   static_assert(kCount >= 3);
 };
 
+// Of the block; a function, so that its address is a constant and no register.
+__device__ inline char* shared_memory() {
+  extern __shared__ __align__(128) char shared[];
+  return shared;
+}
+
 // A ring of stages; all sides walk it in the same order.
 template <class S>
 struct Ring {
-  char* shared;
   int index = 0;
   uint32_t phase = 0;
-  __device__ explicit Ring(char* shared) : shared(shared) {}
-  __device__ uint64_t* full() const { return reinterpret_cast<uint64_t*>(shared) + S::kClass * 2 * kMaxStages + index; }
+  __device__ uint64_t* full() const { return reinterpret_cast<uint64_t*>(shared_memory()) + S::kClass * 2 * kMaxStages + index; }
   __device__ uint64_t* empty() const { return full() + kMaxStages; }
-  __device__ char* stage() const { return shared + kStageOffset + index * S::kBytes; }
-  __device__ const char* zeros() const { return shared + kBarrierBytes; }
-  __device__ uint64_t counts() const { return *reinterpret_cast<const uint64_t*>(shared + kBarrierBytes + kZeroBytes); }
+  __device__ char* stage() const { return shared_memory() + kStageOffset + index * S::kBytes; }
+  __device__ const char* zeros() const { return shared_memory() + kBarrierBytes; }
+  __device__ uint64_t counts() const { return *reinterpret_cast<const uint64_t*>(shared_memory() + kBarrierBytes + kZeroBytes); }
   __device__ unsigned items(unsigned tiles) const { return blocks_of(counts(), S::kClass) * tiles; }
   __device__ void next() {
     if (++index == S::kCount) index = 0, phase ^= 1;
   }
 };
 
-// Keeps weights in flight, a strip a lane.
-template <class Job, class S>
-__device__ void send_weights(const Job& job, Ring<S> ring, unsigned item, unsigned first_block) {
+// Keeps weights in flight, a strip a lane, and rows, a lane each for rows l and l + 32; one warp does both or one each.
+template <bool kWeights, bool kRows, class Job, class S>
+__device__ void send(const Job& job, Ring<S> ring, unsigned item, unsigned first_block) {
   const Tiling& tiling = job.tiling;
   const unsigned tiles = tiling.tiles();
   const int64_t strip_bytes = int64_t{tiling.units} * Job::Strips::kUnitBytes;
-  for (; item < ring.items(tiles); item += gridDim.x) {
-    const Tile tile = tiling.tile(item % tiles);
-    const char* from = job.weights(job.block(first_block + item / tiles).matrix) +
-                       (tile.strip + lane_id()) * strip_bytes + int64_t{tile.unit} * Job::Strips::kUnitBytes;
-#pragma unroll 1
-    for (int halves = tile.halves; halves > 0; halves -= 2 * S::kUnits, from += S::kStripBytes, ring.next()) {
-      const int bytes = ceil_div(min(2 * S::kUnits, halves), 2) * Job::Strips::kUnitBytes;
-      wait_phase(ring.empty(), ring.phase ^ 1);
-      if (lane_id() == 0) arrive_expecting(ring.full(), tile.strips * bytes);
-      __syncwarp();
-      if (lane_id() < tile.strips)
-        copy_weights(ring.stage() + lane_id() * S::kStripBytes, from, bytes, ring.full());
-    }
-  }
-}
-
-// Keeps the rows beside them in flight, a row a lane.
-template <class Job, class S>
-__device__ void send_rows(const Job& job, Ring<S> ring, unsigned item, unsigned first_block) {
-  const Tiling& tiling = job.tiling;
-  const unsigned tiles = tiling.tiles();
+  constexpr int kOfLane = kRows ? ceil_div(S::kRows, 32) : 0;
   for (; item < ring.items(tiles); item += gridDim.x) {
     const Tile tile = tiling.tile(item % tiles);
     const Block block = job.block(first_block + item / tiles);
-    const bool mine = lane_id() < block.count;
-    const bf16* from = mine ? job.inputs(job.entry(block, lane_id())) + 64 * tile.unit : nullptr;
+    const char* weights = job.weights(block.matrix) + (tile.strip + lane_id()) * strip_bytes +
+                          int64_t{tile.unit} * Job::Strips::kUnitBytes;
+    const bf16* rows[kOfLane + 1];
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i)
+      rows[i] = job.inputs(job.entry(block, min(lane_id() + 32 * i, block.count - 1))) + 64 * tile.unit;
 #pragma unroll 1
-    for (int halves = tile.halves; halves > 0; halves -= 2 * S::kUnits, from += 64 * S::kUnits, ring.next()) {
-      const int bytes = 64 * min(2 * S::kUnits, halves);
+    for (int halves = tile.halves; halves > 0; halves -= 2 * S::kUnits, ring.next()) {
+      const int here = min(2 * S::kUnits, halves), done = (tile.halves - halves) / 2;
+      const int weight_bytes = ceil_div(here, 2) * Job::Strips::kUnitBytes, row_bytes = 64 * here;
       wait_phase(ring.empty(), ring.phase ^ 1);
-      if (lane_id() == 0) arrive_expecting(ring.full(), block.count * bytes);
+      if (lane_id() == 0)
+        arrive_expecting(ring.full(), (kWeights ? tile.strips * weight_bytes : 0) + (kRows ? block.count * row_bytes : 0));
       __syncwarp();
-      if (mine)
-        copy_rows(ring.stage() + kStrips * S::kStripBytes + lane_id() * S::kRowBytes, from, bytes, ring.full());
+      if (kWeights && lane_id() < tile.strips)
+        copy_weights(ring.stage() + lane_id() * S::kStripBytes, weights + done * Job::Strips::kUnitBytes, weight_bytes,
+                     ring.full());
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) {
+        const int row = lane_id() + 32 * i;
+        if (row < block.count)
+          copy_rows(ring.stage() + kStrips * S::kStripBytes + row * S::kRowBytes, rows[i] + 64 * done, row_bytes,
+                    ring.full());
+      }
     }
   }
 }
@@ -184,13 +185,11 @@ __device__ void consume(const Job& job, Ring<S> ring, unsigned item, unsigned fi
       if (mine && kRowTiles <= 2 && halves >= 2 * S::kUnits) {
 #pragma unroll kUnrolled
         for (int u = 0; u < S::kUnits; u += kAtOnce)
-          W::template multiply<0, 2 * kAtOnce, kTileBytes>(strip + u * W::kUnitBytes, x + 128 * u, total);
+          W::template multiply<kAtOnce, kTileBytes>(strip + u * W::kUnitBytes, x + 128 * u, total);
       } else if (mine) {
 #pragma unroll 1
-        for (int u = 0; u < S::kUnits && 2 * u < halves; ++u) {
-          W::template multiply<0, 1, kTileBytes>(strip + u * W::kUnitBytes, x + 128 * u, total);
-          if (2 * u + 1 < halves) W::template multiply<1, 1, kTileBytes>(strip + u * W::kUnitBytes, x + 128 * u, total);
-        }
+        for (int half = 0; half < 2 * S::kUnits && half < halves; ++half)
+          W::template multiply_half<kTileBytes>(strip, half, x, total);
       }
       __syncwarp();
       if (lane_id() == 0) arrive(ring.empty());
@@ -210,9 +209,9 @@ __device__ void consume(const Job& job, Ring<S> ring, unsigned item, unsigned fi
 }
 
 template <int kRowTiles, class Job>
-__device__ void stream_class(const Job& job, char* shared) {
+__device__ void stream_class(const Job& job) {
   using S = Stage<typename Job::Strips, kRowTiles>;
-  const Ring<S> ring(shared);
+  const Ring<S> ring;
   const unsigned tiles = job.tiling.tiles(), grid = gridDim.x;
   if (ring.items(tiles) == 0) return;  // for the whole grid
   unsigned first_block = 0;
@@ -220,20 +219,23 @@ __device__ void stream_class(const Job& job, char* shared) {
   for (int c = 0; c < S::kClass; ++c) first_block += blocks_of(ring.counts(), c);
   const unsigned item = (blockIdx.x + grid - first_block * tiles % grid) % grid;  // dealing goes on where it stopped
   if (warp_id() == kStrips)
-    send_weights(job, ring, item, first_block);
+    send<true, Job::kCopyWarps == 1>(job, ring, item, first_block);
   else if (warp_id() == kStrips + 1)
-    send_rows(job, ring, item, first_block);
+    send<false, true>(job, ring, item, first_block);
   else
     consume<Job, S, kRowTiles>(job, ring, item, first_block);
   __syncthreads();  // the next class lays out the ring anew
 }
 
 template <class Job>
-__global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_tiles(const __grid_constant__ Job job) {
-  extern __shared__ __align__(128) char shared[];
+constexpr int kStreamThreads = 32 * (kStrips + Job::kCopyWarps);
+
+template <class Job>
+__global__ void __launch_bounds__(kStreamThreads<Job>, kStreamBlocks) stream_tiles(const __grid_constant__ Job job) {
+  char* shared = shared_memory();
   if (threadIdx.x < 2 * kClasses * kMaxStages) {
     const int i = static_cast<int>(threadIdx.x);
-    init_barrier(reinterpret_cast<uint64_t*>(shared) + i, i / kMaxStages % 2 ? kStrips : 2);
+    init_barrier(reinterpret_cast<uint64_t*>(shared) + i, i / kMaxStages % 2 ? kStrips : Job::kCopyWarps);
     publish_barriers();
   }
   if (threadIdx.x < kZeroBytes / 16) reinterpret_cast<uint4*>(shared + kBarrierBytes)[threadIdx.x] = {0, 0, 0, 0};
@@ -241,16 +243,17 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_tiles(co
   let_next_grid_start();
   if (threadIdx.x == 0) *reinterpret_cast<uint64_t*>(shared + kBarrierBytes + kZeroBytes) = job.blocks();
   __syncthreads();
-  if (Job::kWeightsAhead && warp_id() == kStrips + 1) wait_for_grid_in_front();  // weights may lie in the ring before
-  stream_class<4>(job, shared);
-  stream_class<2>(job, shared);
-  stream_class<1>(job, shared);
+  if (Job::kWeightsAhead && warp_id() == kStrips + Job::kCopyWarps - 1) wait_for_grid_in_front();  // weights may lie in the ring before
+  if constexpr (Job::kBlockRows > 32) stream_class<8>(job);
+  stream_class<4>(job);
+  stream_class<2>(job);
+  stream_class<1>(job);
 }
 
 template <class Job>
 void launch_stream(const Job& job, int64_t most_items, cudaStream_t stream) {
   cudaFuncSetAttribute(stream_tiles<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
-  launch_early(stream_tiles<Job>, grid_for(most_items, 1, kStreamBlocks), kStreamThreads, kMaxSharedBytes, stream, job);
+  launch_early(stream_tiles<Job>, grid_for(most_items, 1, kStreamBlocks), kStreamThreads<Job>, kMaxSharedBytes, stream, job);
 }
 
 struct Rows {

@@ -33,10 +33,31 @@ struct Int4Strips {
   static constexpr float kPackedScale = 0x1p6f;
   static constexpr int units_a_stage(int row_tiles) { return row_tiles <= 2 ? 4 : 2; }
 
-  // Adds the product of kHalves halves from kFirst on. The scale of a group is applied in fp32 to the group's sum.
-  template <int kFirst, int kHalves, int kTileBytes, int kRowTiles>
+  // Adds the product of one half. The scale of a group is applied in fp32 to the group's sum.
+  template <int kTileBytes, int kRowTiles>
+  static __device__ void multiply_half(const char* strip, int half, const char* x, float (&total)[kRowTiles][4]) {
+    const char* unit = strip + half / 2 * kUnitBytes;
+    const uint2 codes = reinterpret_cast<const uint2*>(unit)[2 * lane_id() + half % 2];
+    const uint32_t pair = reinterpret_cast<const uint32_t*>(unit + 512)[2 * (lane_id() / 4) + half % 2];
+    const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xFFFF0000u);
+    HalfStrip weights;
+    dequantize(codes.x, weights.a);
+    dequantize(codes.y, weights.a + 1);
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+      float sum[4] = {};
+      multiply_add(sum, weights, *reinterpret_cast<const uint4*>(x + r * kTileBytes + 64 * half));
+      total[r][0] = fmaf(low, sum[0], total[r][0]);
+      total[r][1] = fmaf(low, sum[1], total[r][1]);
+      total[r][2] = fmaf(high, sum[2], total[r][2]);
+      total[r][3] = fmaf(high, sum[3], total[r][3]);
+    }
+  }
+
+  // The same for kUnits whole units, whose sums do not wait for each other.
+  template <int kUnits, int kTileBytes, int kRowTiles>
   static __device__ void multiply(const char* unit, const char* x, float (&total)[kRowTiles][4]) {
-    constexpr int kUnits = (kHalves + 1) / 2;
+    constexpr int kHalves = 2 * kUnits;
     uint4 codes[kUnits];
     uint2 scales[kUnits];
 #pragma unroll
@@ -47,9 +68,8 @@ struct Int4Strips {
     HalfStrip strip[kHalves];
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const bool second = (kFirst + h) % 2;
-      dequantize(second ? codes[h / 2].z : codes[h / 2].x, strip[h].a);
-      dequantize(second ? codes[h / 2].w : codes[h / 2].y, strip[h].a + 1);
+      dequantize(h % 2 ? codes[h / 2].z : codes[h / 2].x, strip[h].a);
+      dequantize(h % 2 ? codes[h / 2].w : codes[h / 2].y, strip[h].a + 1);
     }
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
@@ -57,12 +77,12 @@ struct Int4Strips {
       uint4 rows[kHalves];
 #pragma unroll
       for (int h = 0; h < kHalves; ++h)
-        rows[h] = *reinterpret_cast<const uint4*>(x + r * kTileBytes + 64 * (kFirst + h));
+        rows[h] = *reinterpret_cast<const uint4*>(x + r * kTileBytes + 64 * h);
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) multiply_add(sum[h], strip[h], rows[h]);
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        const uint32_t pair = (kFirst + h) % 2 ? scales[h / 2].y : scales[h / 2].x;
+        const uint32_t pair = h % 2 ? scales[h / 2].y : scales[h / 2].x;
         const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xFFFF0000u);
         total[r][0] = fmaf(low, sum[h][0], total[r][0]);
         total[r][1] = fmaf(low, sum[h][1], total[r][1]);
@@ -89,17 +109,19 @@ struct Bf16Strips {
   static constexpr int kUnitBytes = 2048;
   static constexpr int units_a_stage(int) { return 1; }
 
-  template <int kFirst, int kHalves, int kTileBytes, int kRowTiles>
+  template <int kTileBytes, int kRowTiles>
+  static __device__ void multiply_half(const char* strip, int half, const char* x, float (&total)[kRowTiles][4]) {
+    const auto* a = reinterpret_cast<const uint4*>(strip + half * (kUnitBytes / 2)) + lane_id();
+    const uint4 low = a[0], high = a[32];
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r)
+      multiply_add(total[r], {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}},
+                   *reinterpret_cast<const uint4*>(x + r * kTileBytes + 64 * half));
+  }
+  template <int kUnits, int kTileBytes, int kRowTiles>
   static __device__ void multiply(const char* unit, const char* x, float (&total)[kRowTiles][4]) {
 #pragma unroll
-    for (int h = kFirst; h < kFirst + kHalves; ++h) {
-      const auto* a = reinterpret_cast<const uint4*>(unit + h / 2 * kUnitBytes + h % 2 * 1024) + lane_id();
-      const uint4 low = a[0], high = a[32];
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r)
-        multiply_add(total[r], {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}},
-                     *reinterpret_cast<const uint4*>(x + r * kTileBytes + 64 * h));
-    }
+    for (int half = 0; half < 2 * kUnits; ++half) multiply_half<kTileBytes>(unit, half, x, total);
   }
 };
 
