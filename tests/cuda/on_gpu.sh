@@ -101,12 +101,12 @@ repeats() {
 }
 
 sanitize() {
-  for tool in memcheck racecheck initcheck synccheck; do
+  for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 65536"; do
     for rung in $RUNGS; do
       for op in $OPERATORS; do
         echo "KDTREE_CUDA=$rung compute-sanitizer --tool $tool --error-exitcode 9 $PYTHON -m engine.check" \
-          "--library $LIBRARY --operator $op --output $OUT/logs/sanitize.$tool.$op.$rung.json" \
-          "> $OUT/logs/$op.$rung.$tool 2>&1; echo $tool $op $rung \$? >> $OUT/sanitize.txt"
+          "--library $LIBRARY --operator $op --output $OUT/logs/sanitize.${tool%% *}.$op.$rung.json" \
+          "> $OUT/logs/$op.$rung.${tool%% *} 2>&1; echo ${tool%% *} $op $rung \$? >> $OUT/sanitize.txt"
       done
     done
   done | parallel

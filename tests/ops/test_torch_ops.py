@@ -337,7 +337,11 @@ ERRORS = [
     ),
     ("gemm_out", lambda k: k.gemm(X, X, 5, torch.float32, None, torch.bfloat16), "gemm: out_type: must be that of x"),
     ("gemm_w_type", lambda k: k.gemm(X.bfloat16(), X, 5, torch.float32), "gemm: w_type: must be BFloat16 where x is"),
-    ("w4a16_group", lambda k: k.w4a16_gemm_prepare(STATE.new_zeros(4, 8), torch.ones(4, 4), 16, torch.float32), "w4a16_gemm: group: "),
+    (
+        "w4a16_group",
+        lambda k: k.w4a16_gemm_prepare(STATE.new_zeros(4, 8), torch.ones(4, 4), 16, torch.float32),
+        "w4a16_gemm: group: ",
+    ),
     (
         "w4a16_scales",
         lambda k: k.w4a16_gemm_prepare(STATE.new_zeros(4, 8), torch.ones(4, 3), 32, torch.float32),

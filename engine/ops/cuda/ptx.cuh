@@ -58,6 +58,8 @@ __device__ inline void copy_rows(void* to, const void* from, int bytes, uint64_t
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
+// What the block's threads have written may be overwritten by bulk copies that are issued from now on.
+__device__ inline void let_copies_overwrite() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Weights are read once, hence evict-first: activations and partial sums keep the L2. sm_120 faults on such policies.
 __device__ inline void copy_weights(void* to, const void* from, int bytes, uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 1200
@@ -73,6 +75,23 @@ __device__ inline void copy_weights(void* to, const void* from, int bytes, uint6
 #endif
 }
 
+// ---- clusters: blocks that run side by side and read each other's shared memory ----------------------------------
+// Every thread of every block of the cluster; writes to shared memory before it are seen after it, in all of them.
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// What lies at p, an address in the caller's shared memory, in that of the cluster's block `rank`.
+__device__ inline float4 load_from_block(const float4* p, unsigned rank) {
+  uint32_t address;
+  float4 v;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
 // ---- dependent launches -------------------------------------------------------------------------------------------
 // The grid in front of this one (see launch_early) has ended and its writes are visible.
 __device__ inline void wait_for_grid_in_front() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -81,20 +100,29 @@ __device__ inline void let_next_grid_start() { asm volatile("griddepcontrol.laun
 
 // Launches a kernel that may start before the one in front of it has ended, and that calls wait_for_grid_in_front
 // before it touches what that one reads or writes. As every such kernel waits, the end of one is the end of all before.
+// `cluster` blocks, of which grid is a multiple, make a cluster.
 template <class... Parameters, class... Arguments>
-void launch_early(void (*kernel)(Parameters...), unsigned grid, unsigned threads, size_t shared_bytes,
-                  cudaStream_t stream, Arguments... arguments) {
-  cudaLaunchAttribute early;
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+void launch_early_in_clusters(unsigned cluster, void (*kernel)(Parameters...), unsigned grid, unsigned threads,
+                              size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+template <class... Parameters, class... Arguments>
+void launch_early(void (*kernel)(Parameters...), unsigned grid, unsigned threads, size_t shared_bytes,
+                  cudaStream_t stream, Arguments... arguments) {
+  launch_early_in_clusters(1, kernel, grid, threads, shared_bytes, stream, arguments...);
 }
 
 }  // namespace kdtree::cuda

@@ -127,7 +127,7 @@ template <class W>
 struct GateUpJob {
   using Strips = W;
   static constexpr int kBlockRows = kExpertRows, kCopyWarps = 2;
-  static constexpr bool kWeightsAhead = false;
+  static constexpr bool kSplits = false, kWeightsAhead = false;
   Tiling tiling;
   ExpertBlocks sorted;
   const char* packed;
@@ -141,7 +141,7 @@ struct GateUpJob {
   __device__ const char* weights(int expert) const { return packed + expert * expert_bytes; }
   __device__ int entry(const Block& block, int i) const { return sorted.pair(block, i); }
   __device__ const bf16* inputs(int pair) const { return x + int64_t{pair / top_k} * tiling.inputs; }
-  __device__ void store(int pair, const Tile&, int strip, int g, float gate, float up) const {
+  __device__ void store(int pair, int strip, int g, float gate, float up) const {
     const int output = 8 * strip + g;
     if (output < intermediate) middle[int64_t{pair} * intermediate + output] = rounded<bf16>(swiglu(gate, up));
   }
@@ -151,7 +151,7 @@ template <class W>
 struct DownJob {
   using Strips = W;
   static constexpr int kBlockRows = kExpertRows, kCopyWarps = 2;
-  static constexpr bool kWeightsAhead = true;
+  static constexpr bool kSplits = false, kWeightsAhead = true;
   Tiling tiling;
   ExpertBlocks sorted;
   const char* packed;  // of expert 0's down
@@ -164,7 +164,7 @@ struct DownJob {
   __device__ const char* weights(int expert) const { return packed + expert * expert_bytes; }
   __device__ int entry(const Block& block, int i) const { return sorted.pair(block, i); }
   __device__ const bf16* inputs(int pair) const { return middle + int64_t{pair} * tiling.inputs; }
-  __device__ void store(int pair, const Tile&, int strip, int g, float low, float high) const {
+  __device__ void store(int pair, int strip, int g, float low, float high) const {
     const int output = 16 * strip + g;
     float* to = down + int64_t{pair} * tiling.outputs + output;
     if (output < tiling.outputs) to[0] = low;

@@ -49,14 +49,15 @@ struct Tiling {
   int units, halves, strips, units_a_split;
   unsigned splits;
 
-  // Splits are for matrices whose tiles would leave most of a large device idle; they depend on the matrix alone.
+  // Splits are for matrices whose tiles would leave most of a large device idle; they depend on the matrix alone. The
+  // blocks of a tile's splits are a cluster, which may have 8.
   Tiling(int outputs, int inputs, bool split)
       : outputs(outputs),
         inputs(inputs),
         units(ceil_div(inputs, 64)),
         halves(inputs / 32),
         strips(ceil_div(outputs, 16)) {
-    const int most = split ? std::max(1, std::min(256 / ceil_div(strips, kStrips), units / 4)) : 1;
+    const int most = split ? std::max(1, std::min({8, 256 / ceil_div(strips, kStrips), units / 4})) : 1;
     units_a_split = ceil_div(units, most);
     splits = ceil_div(units, units_a_split);
   }
@@ -71,13 +72,15 @@ struct Tiling {
 // A job says what is multiplied, and what becomes of the result:
 //   Strips
 //   kBlockRows, kCopyWarps      most rows of a block; 1 copy warp leaves registers for 64, 2 gather rows faster
+//   kSplits                     whether inputs may be split (with 1 copy warp)
 //   kWeightsAhead               true (with 2 copy warps) if blocks are there before the grid in front has ended
 //   tiling
 //   blocks()                    how many, 16 bits a class; block(i): i counts over all classes, 0 first
 //   weights(matrix)             its first strip
 //   entry(block, i)             names row i of a block, for
 //   inputs(entry)               the row, 16-byte aligned
-//   store(entry, tile, strip, g, low, high)        outputs g and g + 8 of that strip
+//   store(entry, strip, g, low, high)        outputs g and g + 8 of that strip; or, where inputs are split,
+//   store4(row, output, sums)                four outputs
 
 template <class Strips, int kRowTiles>
 struct Stage {
@@ -148,6 +151,36 @@ __device__ void send(const Job& job, Ring<S> ring, unsigned item, unsigned first
                     ring.full());
       }
     }
+    if (Job::kSplits && tiling.splits > 1) {
+      __syncthreads();
+      add_splits(job, block, tile);
+    }
+  }
+}
+
+// A block's sums where inputs are split: [row][output], in the ring's memory.
+constexpr int kSumsStride = 16 * kStrips + 4;  // floats; 4 more: the lanes of a store then hit all banks
+__device__ inline float* split_sums() { return reinterpret_cast<float*>(shared_memory() + kStageOffset); }
+
+// On all threads of the cluster: adds the splits' sums of a tile in ascending order, four outputs a thread.
+template <class Job>
+__device__ void add_splits(const Job& job, const Block& block, const Tile& tile) {
+  if constexpr (Job::kSplits) {
+    cluster_sync();
+    const unsigned splits = job.tiling.splits, columns = 4 * kStrips, count = static_cast<unsigned>(block.count) * columns;
+    for (unsigned i = tile.split * blockDim.x + threadIdx.x; i < count; i += splits * blockDim.x) {
+      const unsigned row = i / columns, column = 4 * (i % columns);
+      const auto* at = reinterpret_cast<const float4*>(split_sums() + row * kSumsStride + column);
+      float4 sum = load_from_block(at, 0);
+#pragma unroll 7
+      for (unsigned s = 1; s < splits; ++s) {
+        const float4 v = load_from_block(at, s);
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+      }
+      job.store4(block.first + row, 16 * tile.strip + column, sum);
+    }
+    let_copies_overwrite();
+    cluster_sync();
   }
 }
 
@@ -195,16 +228,24 @@ __device__ void consume(const Job& job, Ring<S> ring, unsigned item, unsigned fi
       if (lane_id() == 0) arrive(ring.empty());
     }
 
-    if (!mine) continue;
+    const bool split = Job::kSplits && tiling.splits > 1;
+    if (split) __syncthreads();  // the ring is done with: sums take its place
+    if (mine || split)
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r)
+      for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = 8 * r + 2 * t + i;
-        if (row < block.count)
-          job.store(r < kAhead ? entries[r][i] : job.entry(block, row), tile, tile.strip + warp_id(), g, total[r][i],
-                    total[r][2 + i]);
-      }
+        for (int i = 0; i < 2; ++i) {
+          const int row = 8 * r + 2 * t + i;
+          if (row >= block.count) continue;
+          if (split) {
+            float* to = split_sums() + row * kSumsStride + 16 * warp_id() + g;
+            to[0] = total[r][i], to[8] = total[r][2 + i];
+          } else {
+            job.store(r < kAhead ? entries[r][i] : job.entry(block, row), tile.strip + warp_id(), g, total[r][i],
+                      total[r][2 + i]);
+          }
+        }
+    if (split) add_splits(job, block, tile);
   }
 }
 
@@ -253,7 +294,9 @@ __global__ void __launch_bounds__(kStreamThreads<Job>, kStreamBlocks) stream_til
 template <class Job>
 void launch_stream(const Job& job, int64_t most_items, cudaStream_t stream) {
   cudaFuncSetAttribute(stream_tiles<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
-  launch_early(stream_tiles<Job>, grid_for(most_items, 1, kStreamBlocks), kStreamThreads<Job>, kMaxSharedBytes, stream, job);
+  const unsigned cluster = job.tiling.splits, grid = grid_for(most_items, 1, kStreamBlocks) / cluster * cluster;
+  launch_early_in_clusters(cluster, stream_tiles<Job>, std::max(grid, cluster), kStreamThreads<Job>, kMaxSharedBytes,
+                           stream, job);
 }
 
 struct Rows {

@@ -1,5 +1,5 @@
 // Stands in for CUDA's header when the kernels are compiled for the CPU: every CUDA thread is a fiber, blocks run one
-// after the other. Barriers and warp operations switch fibers, in an order that changes from switch to switch, so that a
+// after the other, those of a cluster together. Barriers and warp operations switch fibers, in an order that changes from switch to switch, so that a
 // missing barrier shows; a block whose threads all wait ends the program. Only what engine/ops uses is here.
 #pragma once
 #include <math.h>
@@ -49,7 +49,10 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 namespace emulator {
 
 inline dim3 thread_index, block_index, block_size, grid_size;
-alignas(256) inline char dynamic_shared[101376];
+constexpr size_t kSharedBytes = 101376;
+constexpr unsigned kMostBlocks = 8;  // of a cluster
+alignas(256) inline char shared_memory[kMostBlocks][kSharedBytes];
+inline char* dynamic_shared = shared_memory[0];  // of the block whose thread runs
 
 struct Barrier {
   unsigned arrived = 0, generation = 0;
@@ -72,19 +75,27 @@ struct Warp {
 };
 
 struct Block {
-  std::vector<Fiber> fibers;
-  std::vector<Warp> warps;
   Barrier barrier;
   unsigned alive;
-  int counts[3] = {};
+  int counts[3];
+};
+
+// The blocks that run together: one, or a cluster.
+struct Blocks {
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  Block of_rank[kMostBlocks];
+  Barrier cluster_barrier;
+  unsigned alive;
   ucontext_t scheduler;
   size_t current;
   std::function<void()> kernel;
 };
-inline Block block;
+inline Blocks running;
 
-inline Fiber& self() { return block.fibers[block.current]; }
-inline Warp& warp() { return block.warps[block.current / 32]; }
+inline Fiber& self() { return running.fibers[running.current]; }
+inline Warp& warp() { return running.warps[running.current / 32]; }
+inline Block& block() { return running.of_rank[running.current / block_size.x]; }
 
 inline void release_if_all(Barrier& barrier, unsigned members) {
   if (members && barrier.arrived == members) barrier.arrived = 0, ++barrier.generation;
@@ -95,32 +106,37 @@ inline void wait(Barrier& barrier, unsigned members) {
   fiber.waits_for = &barrier.generation;
   ++barrier.arrived;
   release_if_all(barrier, members);
-  swapcontext(&fiber.context, &block.scheduler);
+  swapcontext(&fiber.context, &running.scheduler);
   fiber.waits_for = nullptr;
 }
 
 inline void thread_main() {
-  block.kernel();
+  running.kernel();
   self().ended = true;
-  --block.alive;
+  --running.alive;
+  --block().alive;
   --warp().members;
-  release_if_all(block.barrier, block.alive);
+  release_if_all(running.cluster_barrier, running.alive);
+  release_if_all(block().barrier, block().alive);
   release_if_all(warp().barrier, warp().members);
-  swapcontext(&self().context, &block.scheduler);
+  swapcontext(&self().context, &running.scheduler);
 }
 
-inline void run_block() {
+// Blocks (x, y) … (x + cluster - 1, y).
+inline void run_blocks(unsigned x, unsigned y, unsigned cluster) {
   static uint64_t random = 1;
-  const size_t threads = block_size.x;
+  const size_t threads = block_size.x, all = threads * cluster;
   constexpr size_t kStack = 64 << 10;
-  if (block.fibers.size() < threads) block.fibers.resize(threads);
-  block.warps.assign((threads + 31) / 32, Warp{});
-  block.barrier = {};
-  std::fill_n(block.counts, 3, 0);
-  block.alive = static_cast<unsigned>(threads);
-  std::memset(dynamic_shared, 0xFF, sizeof dynamic_shared);
-  for (size_t t = 0; t < threads; ++t) {
-    Fiber& fiber = block.fibers[t];
+  if (running.fibers.size() < all) running.fibers.resize(all);
+  running.warps.assign((all + 31) / 32, Warp{});
+  running.cluster_barrier = {};
+  running.alive = static_cast<unsigned>(all);
+  for (unsigned rank = 0; rank < cluster; ++rank) {
+    running.of_rank[rank] = {{}, static_cast<unsigned>(threads), {}};
+    std::memset(shared_memory[rank], 0xFF, kSharedBytes);
+  }
+  for (size_t t = 0; t < all; ++t) {
+    Fiber& fiber = running.fibers[t];
     if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStack);
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
@@ -129,48 +145,48 @@ inline void run_block() {
     makecontext(&fiber.context, thread_main, 0);
     fiber.ended = false;
     fiber.waits_for = nullptr;
-    ++block.warps[t / 32].members;
+    ++running.warps[t / 32].members;
   }
-  while (block.alive) {
+  while (running.alive) {
     bool moved = false;
     random = random * 6364136223846793005u + 1442695040888963407u;
-    const size_t start = (random >> 33) % threads, step = random >> 62 & 1 ? 1 : threads - 1;
-    for (size_t i = 0, t = start; i < threads; ++i, t = (t + step) % threads) {
-      Fiber& fiber = block.fibers[t];
+    const size_t start = (random >> 33) % all, step = random >> 62 & 1 ? 1 : all - 1;
+    for (size_t i = 0, t = start; i < all; ++i, t = (t + step) % all) {
+      Fiber& fiber = running.fibers[t];
       if (fiber.ended || (fiber.waits_for && *fiber.waits_for == fiber.seen)) continue;
       moved = true;
-      block.current = t;
-      thread_index = dim3(static_cast<unsigned>(t), 0, 0);
-      swapcontext(&block.scheduler, &fiber.context);
+      running.current = t;
+      thread_index = dim3(static_cast<unsigned>(t % threads), 0, 0);
+      block_index = dim3(x + static_cast<unsigned>(t / threads), y, 0);
+      dynamic_shared = shared_memory[t / threads];
+      swapcontext(&running.scheduler, &fiber.context);
     }
     if (!moved) {
-      std::fprintf(stderr, "emulated kernel: all threads of block (%u, %u) wait\n", block_index.x, block_index.y);
+      std::fprintf(stderr, "emulated kernel: all threads of block (%u, %u) wait\n", x, y);
       std::abort();
     }
   }
 }
 
 template <class Kernel>
-void launch(dim3 grid, dim3 threads, size_t shared_bytes, cudaStream_t, Kernel kernel) {
-  if (shared_bytes > sizeof dynamic_shared || threads.x > 1024 || threads.y * threads.z != 1 || grid.x * grid.y == 0) {
+void launch(dim3 grid, dim3 threads, size_t shared_bytes, cudaStream_t, Kernel kernel, unsigned cluster = 1) {
+  if (shared_bytes > kSharedBytes || threads.x > 1024 || threads.y * threads.z != 1 || grid.x * grid.y == 0 ||
+      cluster > kMostBlocks || grid.x % cluster || (cluster > 1 && threads.x % 32)) {
     std::fprintf(stderr, "emulated kernel: launch refused\n");
     std::abort();
   }
-  block.kernel = kernel;
+  running.kernel = kernel;
   grid_size = grid;
   block_size = threads;
   for (unsigned y = 0; y < grid.y; ++y)
-    for (unsigned x = 0; x < grid.x; ++x) {
-      block_index = dim3(x, y, 0);
-      run_block();
-    }
+    for (unsigned x = 0; x < grid.x; x += cluster) run_blocks(x, y, cluster);
 }
 
 // What each lane of the warp brings to operation `name`, by lane.
 template <class T>
 const uint64_t* exchange(const char* name, T value) {
   static_assert(sizeof(T) <= 8);
-  const size_t lane = block.current % 32;
+  const size_t lane = running.current % 32;
   Warp& mine = warp();
   uint64_t* values = mine.values[mine.operations[lane]++ % 2];
   values[lane] = 0;
@@ -178,7 +194,7 @@ const uint64_t* exchange(const char* name, T value) {
   std::memcpy(&values[lane], &value, sizeof value);
   if (mine.barrier.arrived + 1 == mine.members)  // the last one
     for (size_t other = 0; other < 32; ++other)
-      if (mine.names[other] != name && !block.fibers[block.current - lane + other].ended) {
+      if (mine.names[other] != name && !running.fibers[running.current - lane + other].ended) {
         std::fprintf(stderr, "emulated kernel: lane %zu is at %s, lane %zu at %s\n", lane, name, other, mine.names[other]);
         std::abort();
       }
@@ -191,7 +207,7 @@ T as(uint64_t bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
-inline size_t lane() { return block.current % 32; }
+inline size_t lane() { return running.current % 32; }
 
 }  // namespace emulator
 
@@ -200,10 +216,10 @@ inline size_t lane() { return block.current % 32; }
 #define blockDim emulator::block_size
 #define gridDim emulator::grid_size
 
-inline void __syncthreads() { emulator::wait(emulator::block.barrier, emulator::block.alive); }
+inline void __syncthreads() { emulator::wait(emulator::block().barrier, emulator::block().alive); }
 inline int __syncthreads_count(bool predicate) {
-  const unsigned generation = emulator::block.barrier.generation;
-  int* counts = emulator::block.counts;
+  const unsigned generation = emulator::block().barrier.generation;
+  int* counts = emulator::block().counts;
   int& count = counts[generation % 3];
   counts[(generation + 1) % 3] = 0;
   count += predicate;

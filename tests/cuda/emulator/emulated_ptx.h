@@ -70,7 +70,7 @@ inline void wait_phase(uint64_t* barrier, uint32_t parity) {
       emulator::Fiber& fiber = emulator::self();
       fiber.waits_for = &barrier_generation;
       fiber.seen = barrier_generation;
-      swapcontext(&fiber.context, &emulator::block.scheduler);
+      swapcontext(&fiber.context, &emulator::running.scheduler);
       fiber.waits_for = nullptr;
       continue;
     }
@@ -94,10 +94,21 @@ inline void copy_weights(void* to, const void* from, int bytes, uint64_t* barrie
 }
 inline void wait_for_grid_in_front() {}
 inline void let_next_grid_start() {}
+inline void let_copies_overwrite() {}
+inline void cluster_sync() { emulator::wait(emulator::running.cluster_barrier, emulator::running.alive); }
+inline float4 load_from_block(const float4* p, unsigned rank) {
+  const auto offset = reinterpret_cast<const char*>(p) - emulator::dynamic_shared;
+  return *reinterpret_cast<const float4*>(emulator::shared_memory[rank] + offset);
+}
+template <class... Parameters, class... Arguments>
+void launch_early_in_clusters(unsigned cluster, void (*kernel)(Parameters...), unsigned grid, unsigned threads,
+                              size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
+  emulator::launch(grid, threads, shared_bytes, stream, [=] { kernel(static_cast<Parameters>(arguments)...); }, cluster);
+}
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), unsigned grid, unsigned threads, size_t shared_bytes,
                   cudaStream_t stream, Arguments... arguments) {
-  emulator::launch(grid, threads, shared_bytes, stream, [=] { kernel(static_cast<Parameters>(arguments)...); });
+  launch_early_in_clusters(1, kernel, grid, threads, shared_bytes, stream, arguments...);
 }
 
 inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
