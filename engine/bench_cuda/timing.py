@@ -61,6 +61,7 @@ class Replay:
 
     def __init__(self, stream: torch.cuda.Stream, calls: list[Callable], passes: int):
         self._stream, self._count = stream, passes * len(calls)
+        self._calls = calls  # they own the memory that the graph reads and writes
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

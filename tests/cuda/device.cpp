@@ -7,6 +7,7 @@
 #include "../../engine/ops/kv_compact/op.h"
 #include "../../engine/ops/tree_attention/op.h"
 #include "../../engine/ops/tree_build/op.h"
+#include "../../engine/ops/w4a16_gemm/op.h"
 #include "../../engine/ops/w4a16_moe_experts/op.h"
 #include "harness.h"
 
@@ -256,6 +257,55 @@ struct ExpertsCall : Call {
   std::vector<char> outputs() override { return y.get(); }
 };
 
+// A linear layer of K2's size with inputs split over blocks.
+struct DenseCall : Call {
+  static constexpr int n = 4096, k = 7168;
+  W4a16GemmShape shape{64, n, k, 32, k, n, kBFloat16, kBFloat16, kBFloat16};
+  Buffer packed{w4a16_gemm.packed_bytes(&shape)}, workspace{w4a16_gemm.workspace(&shape)}, n_rows, x{normal_bf16(64 * k)},
+      y{64 * n * 2};
+  explicit DenseCall(int rows) : n_rows(std::vector<int32_t>{rows}) {
+    const auto codes = random_words(size_t{n} * k / 8);
+    const auto scales = normal_bf16(size_t{n} * k / 32, 0.02f);
+    const W4a16GemmWeights weights{codes.data(), scales.data()};
+    check(w4a16_gemm.prepare(&shape, &weights, packed.memory, nullptr), "prepare");
+    check(cudaDeviceSynchronize(), "prepare");
+  }
+  void launch(void* stream) override {
+    const W4a16GemmArgs args{n_rows.as<int32_t>(), x.memory, packed.memory, nullptr, y.memory};
+    run(w4a16_gemm, &shape, &args, workspace, stream);
+  }
+  std::vector<char> outputs() override { return y.get(); }
+};
+
+// Calls that follow each other at once, so that one begins while the other ends, by themselves and in a graph.
+void back_to_back(Record& record) {
+  std::vector<std::unique_ptr<Call>> calls;
+  for (int rows : {1, 9, 20, 40, 64}) calls.push_back(std::make_unique<DenseCall>(rows));
+  calls.push_back(std::make_unique<ExpertsCall>());
+  std::vector<std::vector<char>> alone;
+  for (const auto& call : calls) {
+    call->launch(nullptr);
+    check(cudaDeviceSynchronize(), "alone");
+    alone.push_back(call->outputs());
+  }
+  const auto differing = [&] {
+    double bytes = 0;
+    for (size_t i = 0; i < calls.size(); ++i) bytes += differing_bytes(alone[i], calls[i]->outputs());
+    return bytes;
+  };
+  const auto burst = [&](cudaStream_t stream) {
+    for (int repeat = 0; repeat < 20; ++repeat)
+      for (const auto& call : calls) call->launch(stream), call->launch(stream);
+  };
+  cudaStream_t stream;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  burst(stream);
+  check(cudaStreamSynchronize(stream), "back to back");
+  record.add("back_to_back.stream", differing());
+  time_rounds(1, [&](cudaStream_t graph, int) { burst(graph); });
+  record.add("back_to_back.graph", differing());
+}
+
 void repeats_and_streams(Record& record) {
   std::vector<std::unique_ptr<Call>> calls;
   for (int copy = 0; copy < 2; ++copy) {
@@ -293,6 +343,7 @@ int main(int count, char** arguments) {
   Record record;
   rows_of_a_tree(record);
   repeats_and_streams(record);
+  back_to_back(record);
   last_of_384_experts(record);
   large_gemm(record);
   far_key(record);

@@ -78,7 +78,7 @@ __device__ inline void copy_weights(void* to, const void* from, int bytes, uint6
 // ---- clusters: blocks that run side by side and read each other's shared memory ----------------------------------
 // Every thread of every block of the cluster; writes to shared memory before it are seen after it, in all of them.
 __device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
 // What lies at p, an address in the caller's shared memory, in that of the cluster's block `rank`.
 __device__ inline float4 load_from_block(const float4* p, unsigned rank) {
