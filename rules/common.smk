@@ -449,11 +449,11 @@ MUTATED_BUNDLES = [*FLOAT_BUNDLES[-1:], *QUANTISED_BUNDLES[-1:]]
 
 
 def a_gpu(wildcards):
-    """Nothing; ends the call where the CUDA benchmark cannot run."""
-    if not (NVCC and GPU):
-        sys.exit(
-            "error: results/bench/cuda.json: {}".format("no GPU answers nvidia-smi" if NVCC else "no nvcc on the PATH")
-        )
+    """Nothing; ends the call of a target that needs a GPU where there is none."""
+    if not NVCC:
+        sys.exit("error: nvcc: not on the PATH: this target compiles for a GPU and runs on it")
+    if not GPU:
+        sys.exit("error: nvidia-smi: no GPU answers: this target runs on one")
     return []
 
 

@@ -1,6 +1,6 @@
 """What goes wrong around a GPU: one line that says what was asked and what there is, an exit status, no file, no hang.
 
-    python -m tests.cuda.faults --build results/build/cuda --bundle FILE --golden FILE --output FILE [--arch 90a]
+    python -m tests.cuda.faults --build results/build/on_gpu --bundle FILE --golden FILE --output FILE [--arch 90a]
 
 Needs the objects and the library that on_gpu.sh builds. The record counts, for each fault, 1 if it ended otherwise.
 """

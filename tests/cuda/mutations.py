@@ -1,6 +1,6 @@
 """Breaks the CUDA kernels on purpose, one way at a time: a named check must notice each.
 
-    python -m tests.cuda.mutations --build results/build/cuda --output FILE [--jobs N] [--arch 90a]
+    python -m tests.cuda.mutations --build results/build/on_gpu --output FILE [--jobs N] [--arch 90a]
 
 Needs the objects and the program `device` that on_gpu.sh builds; with --emulate, the objects of tests.cuda.emulator
 and no GPU. The record counts, for each mutation, 1 if no check noticed it and 0 if one did; `message` names the first
@@ -146,7 +146,7 @@ def other_objects(mutation: Mutation, build: Path) -> list[Path]:
 
 
 def build_cuda(mutation: Mutation, build: Path, arch: str, work: Path) -> Path:
-    library, changed = work / "results/build/cuda/libkdtree_cuda.so", work / "changed.o"
+    library, changed = work / build.relative_to(REPOSITORY) / "libkdtree_cuda.so", work / "changed.o"  # as `device` wants
     library.parent.mkdir(parents=True)
     subprocess.run(["nvcc", "-std=c++17", "-O3", "--fmad=false", "-DNDEBUG", "-Xcompiler", "-fPIC", "-gencode",
                     f"arch=compute_{arch},code=sm_{arch}", "-c", OPS / mutation.operator / "cuda.cu", "-o", changed],

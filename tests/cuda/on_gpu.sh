@@ -10,7 +10,7 @@ shift
 STAGES=${*:-build checks decode device parity measure experts bench repeats mutations faults sanitize}
 PYTHON=${PYTHON:-python3}
 ARCHS=${ARCHS:-90a}
-BUILD=results/build/cuda
+BUILD=results/build/on_gpu  # beside the ladder's, which has code for other GPUs too
 LIBRARY=$BUILD/libkdtree_cuda.so
 JOBS=$(nproc)
 RUNGS=${RUNGS:-plain stream}  # of the matrix kernels, which only bf16 activations tell apart
