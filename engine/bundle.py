@@ -25,12 +25,15 @@ class TensorView:
 
     dtype: str
     array: np.ndarray
+    file: MappedFile | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.array.shape
 
     def load(self) -> np.ndarray:
+        if self.file:
+            self.file.check_size()
         return self.array
 
     def release(self) -> None:
@@ -73,7 +76,7 @@ def open_bundle(path: str | Path) -> OpenBundle:
         if name not in wanted:
             fail(name, list(entry.shape), "no tensor of this model")
         check_tensor(entry, wanted[name], fail, name)
-        tensors[name] = TensorView(entry.dtype, file.array(entry))
+        tensors[name] = TensorView(entry.dtype, file.array(entry), file)
         if not is_finite(tensors[name].array):
             fail(name, "NaN or inf", "weights and scales must be finite")
     return OpenBundle(path, fields, config, group_size, tensors)

@@ -31,12 +31,12 @@ class MappedFile:
     """`entries` by name, and `metadata`. Everything the header claims lies within the file, without overlap."""
 
     def __init__(self, path: Path, fail: Fail):
-        self.path = path
+        self.path, self._fail = path, fail
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
                 fail("file", path.name, "not a regular file")
             with open(path, "rb") as file:
-                size = file.seek(0, 2)
+                self._size = size = file.seek(0, 2)
                 if size < 8:
                     fail("size", size, "too short for a safetensors file")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -58,8 +58,15 @@ class MappedFile:
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
 
+    def check_size(self) -> None:
+        """To be called before tensors are read: touching a page past the file's end would end the process."""
+        size = os.fstat(self._descriptor).st_size
+        if size < self._size:
+            self._fail("size", size, f"{self._size} bytes when it was opened: shortened since")
+
     def array(self, entry: Entry) -> np.ndarray:
         """The tensor's values as a view, bf16 as uint16; a copy only where the file holds them unaligned."""
+        self.check_size()
         values = self._bytes[entry.begin : entry.end].view(NUMPY[entry.dtype]).reshape(entry.shape)
         return values if values.flags.aligned else values.copy()
 

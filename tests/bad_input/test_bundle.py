@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
 
 from engine.bundle import BundleError, open_bundle
+from engine.native import Engine
 from tests.bad_input.conftest import with_config
 
 NORM, GATE, EMBED = "model.norm.weight", "model.layers.0.mlp.gate_proj", "model.embed_tokens.weight"
@@ -207,6 +209,16 @@ def test_truncated_anywhere(float_file, write):
     data = float_file.bytes()
     for length in range(0, len(data), len(data) // 97):
         check(write(data[:length]), "")
+
+
+def test_shortened_once_open(float_file, write, library_path):
+    """Its pages are gone: to touch one would end the process."""
+    path = write(float_file.bytes())
+    bundle, size = open_bundle(path), os.path.getsize(path)
+    os.truncate(path, size // 2)
+    message = f"{path}: size: {size // 2}: {size} bytes when it was opened: shortened since"
+    with pytest.raises(BundleError, match=f"^{re.escape(message)}$"):
+        Engine(library_path, bundle, context=64)
 
 
 def test_no_such_file(tmp_path):

@@ -146,7 +146,7 @@ def other_objects(mutation: Mutation, build: Path) -> list[Path]:
 
 
 def build_cuda(mutation: Mutation, build: Path, arch: str, work: Path) -> Path:
-    library, changed = work / build.relative_to(REPOSITORY) / "libkdtree_cuda.so", work / "changed.o"  # as `device` wants
+    changed, library = work / "changed.o", work / build.relative_to(REPOSITORY) / "libkdtree_cuda.so"  # for `device`
     library.parent.mkdir(parents=True)
     subprocess.run(["nvcc", "-std=c++17", "-O3", "--fmad=false", "-DNDEBUG", "-Xcompiler", "-fPIC", "-gencode",
                     f"arch=compute_{arch},code=sm_{arch}", "-c", OPS / mutation.operator / "cuda.cu", "-o", changed],
