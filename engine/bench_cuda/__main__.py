@@ -132,7 +132,7 @@ def main() -> int:
         print(f"error: {args.library}: {error}", file=sys.stderr)
         return 2
     parts = [args.only] if args.only else list(ROWS)
-    if "experts" in parts and not library.variant_name.endswith("stream"):
+    if "experts" in parts and library.variant_name.endswith("plain"):
         print("error: KDTREE_CUDA: experts are packed for the streaming kernels: leave it, or --only", file=sys.stderr)
         return 2
     torch.manual_seed(1)

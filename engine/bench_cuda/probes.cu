@@ -3,9 +3,11 @@
 // Functions return 0 or CUDA's error; pointers are the device's. rules/bench_cuda.smk compiles it.
 #include "../ops/w4a16_moe_experts/cuda.cu"
 
+#include <cstdlib>
+
 namespace kdtree::cuda {
 int multiprocessors = 0;
-bool stream_rung = true;
+Rung rung = Rung::kStream;
 }  // namespace kdtree::cuda
 
 namespace kdtree {
@@ -98,7 +100,10 @@ using namespace kdtree;
 
 extern "C" {
 
-int bench_init() { return cudaDeviceGetAttribute(&cuda::multiprocessors, cudaDevAttrMultiProcessorCount, 0); }
+int bench_init() {
+  cuda::choose_rung(std::getenv("KDTREE_CUDA"));
+  return cudaDeviceGetAttribute(&cuda::multiprocessors, cudaDevAttrMultiProcessorCount, 0);
+}
 
 // Bytes of an expert's layer in the library's layout; what the library's packed_bytes must agree with.
 int64_t bench_expert_bytes(const W4a16MoeExpertsShape* shape) { return streaming(*shape).expert_bytes(); }

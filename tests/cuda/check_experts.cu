@@ -8,7 +8,7 @@
 
 namespace kdtree::cuda {
 int multiprocessors = 0;
-bool stream_rung = true;
+Rung rung = Rung::kStream;
 }
 namespace kdtree::backend {
 const char* error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
@@ -191,6 +191,7 @@ using namespace at_k2_size;
 
 int main(int count, char** arguments) {
   if (count != 2) return std::fprintf(stderr, "usage: check_experts <output.json>\n"), 2;
+  if (!cuda::choose_rung(std::getenv("KDTREE_CUDA"))) return std::fprintf(stderr, "KDTREE_CUDA: no rung\n"), 2;
   check(cudaDeviceGetAttribute(&cuda::multiprocessors, cudaDevAttrMultiProcessorCount, 0), "device");
   const Layer layer;
   Record record;

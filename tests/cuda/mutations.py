@@ -119,6 +119,10 @@ MUTATIONS = [
     streaming("order_of_slots", "w4a16_moe_experts", "const int64_t pair = row * top_k + slot;",
               "const int64_t pair = row * top_k + (*n_rows > 1 ? top_k - 1 - slot : slot);", "stream_experts"),
     streaming("absent_rows", "moe_experts", "if (row < block.count)", "if (true)", "stream_tiles"),
+    one("async_before_the_pieces", "w4a16_gemm", "arrive_when_copied(ring.full());", "arrive(ring.full());",
+        "cuda/stream_tiles.cuh", rung="async"),
+    one("async_rows_of_the_wrong_half", "w4a16_gemm", "row < 32 ? rows[0] : rows[kOfLane - 1]", "rows[0]",
+        "cuda/stream_tiles.cuh", rung="async"),
     one("embed_next_token", "embed", "int64_t{tokens[row]} * hidden", "int64_t{tokens[row] ^ 1} * hidden"),
 ]
 

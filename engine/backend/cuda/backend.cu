@@ -11,7 +11,7 @@
 namespace kdtree::cuda {
 
 int multiprocessors = 0;
-bool stream_rung = true;
+Rung rung = Rung::kStream;
 
 }  // namespace kdtree::cuda
 
@@ -63,14 +63,13 @@ const char* init() {
   }
   if (error != cudaSuccess) return cudaGetErrorString(error);
   cuda::multiprocessors = properties.multiProcessorCount;
-  const char* rung = std::getenv("KDTREE_CUDA");
-  if (rung && std::strcmp(rung, "plain") && std::strcmp(rung, "stream")) {
-    std::snprintf(reason, sizeof reason, "KDTREE_CUDA: %.64s: must be plain or stream", rung);
+  const char* name = std::getenv("KDTREE_CUDA");
+  if (!cuda::choose_rung(name)) {
+    std::snprintf(reason, sizeof reason, "KDTREE_CUDA: %.64s: must be plain, stream or async", name);
     return reason;
   }
-  cuda::stream_rung = !rung || std::strcmp(rung, "plain");
   std::snprintf(architecture, sizeof architecture, "sm_%d%d %s", properties.major, properties.minor,
-                cuda::stream_rung ? "stream" : "plain");
+                name ? name : "stream");
   for (const cuda::KernelInit* kernel = cuda::kernel_inits(); kernel->init; ++kernel) {
     error = static_cast<cudaError_t>(kernel->init());
     if (error != cudaSuccess) {

@@ -92,6 +92,14 @@ __device__ inline float4 load_from_block(const float4* p, unsigned rank) {
   return v;
 }
 
+// ---- 16 bytes a thread; a barrier counts them as an arrival of that thread, once all it began so far are in -------
+__device__ inline void copy_16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ inline void arrive_when_copied(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // ---- dependent launches -------------------------------------------------------------------------------------------
 // The grid in front of this one (see launch_early) has ended and its writes are visible.
 __device__ inline void wait_for_grid_in_front() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -82,8 +82,10 @@ static __global__ void __launch_bounds__(kMostExperts)
   }
 
   // Blocks of each class, 16 bits each: whole ones first, then the rest.
-  const int whole = count / kExpertRows, rest = count % kExpertRows, rest_class = class_of(rest), whole_class = class_of(kExpertRows);
-  const uint64_t blocks = (static_cast<uint64_t>(whole) << (16 * whole_class)) + (rest ? uint64_t{1} << (16 * rest_class) : 0);
+  constexpr int whole_class = class_of(kExpertRows);
+  const int whole = count / kExpertRows, rest = count % kExpertRows, rest_class = class_of(rest);
+  const uint64_t blocks =
+      (static_cast<uint64_t>(whole) << (16 * whole_class)) + (rest ? uint64_t{1} << (16 * rest_class) : 0);
   uint64_t blocks_before = blocks;
   int pairs_before = count;
 #pragma unroll

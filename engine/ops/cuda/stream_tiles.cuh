@@ -105,20 +105,30 @@ template <class S>
 struct Ring {
   int index = 0;
   uint32_t phase = 0;
-  __device__ uint64_t* full() const { return reinterpret_cast<uint64_t*>(shared_memory()) + S::kClass * 2 * kMaxStages + index; }
+  __device__ uint64_t* full() const {
+    return reinterpret_cast<uint64_t*>(shared_memory()) + S::kClass * 2 * kMaxStages + index;
+  }
   __device__ uint64_t* empty() const { return full() + kMaxStages; }
   __device__ char* stage() const { return shared_memory() + kStageOffset + index * S::kBytes; }
   __device__ const char* zeros() const { return shared_memory() + kBarrierBytes; }
-  __device__ uint64_t counts() const { return *reinterpret_cast<const uint64_t*>(shared_memory() + kBarrierBytes + kZeroBytes); }
+  __device__ uint64_t counts() const {
+    return *reinterpret_cast<const uint64_t*>(shared_memory() + kBarrierBytes + kZeroBytes);
+  }
   __device__ unsigned items(unsigned tiles) const { return blocks_of(counts(), S::kClass) * tiles; }
   __device__ void next() {
     if (++index == S::kCount) index = 0, phase ^= 1;
   }
 };
 
-// Keeps weights in flight, a strip a lane, and rows, a lane each for rows l and l + 32; one warp does both or one each.
-template <bool kWeights, bool kRows, class Job, class S>
-__device__ void send(const Job& job, Ring<S> ring, unsigned item, unsigned first_block) {
+template <class T>
+__device__ T* of_lane(T* p, int lane) {
+  return reinterpret_cast<T*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(p), lane));
+}
+
+// Keeps weights in flight, a strip a lane, and rows: a bulk copy each, by lane l for rows l and l + 32; or by pieces of 16
+// bytes, which the lanes share. One warp does both or one each. (Inlined, it costs consumers a spilled register.)
+template <bool kAsync, bool kWeights, bool kRows, class Job, class S>
+__device__ __noinline__ void send(const Job& job, Ring<S> ring, unsigned item, unsigned first_block) {
   const Tiling& tiling = job.tiling;
   const unsigned tiles = tiling.tiles();
   const int64_t strip_bytes = int64_t{tiling.units} * Job::Strips::kUnitBytes;
@@ -137,18 +147,31 @@ __device__ void send(const Job& job, Ring<S> ring, unsigned item, unsigned first
       const int here = min(2 * S::kUnits, halves), done = (tile.halves - halves) / 2;
       const int weight_bytes = ceil_div(here, 2) * Job::Strips::kUnitBytes, row_bytes = 64 * here;
       wait_phase(ring.empty(), ring.phase ^ 1);
-      if (lane_id() == 0)
-        arrive_expecting(ring.full(), (kWeights ? tile.strips * weight_bytes : 0) + (kRows ? block.count * row_bytes : 0));
+      constexpr bool kBulkRows = kRows && !kAsync;
+      if ((kWeights || kBulkRows) && lane_id() == 0)
+        arrive_expecting(ring.full(),
+                         (kWeights ? tile.strips * weight_bytes : 0) + (kBulkRows ? block.count * row_bytes : 0));
       __syncwarp();
       if (kWeights && lane_id() < tile.strips)
         copy_weights(ring.stage() + lane_id() * S::kStripBytes, weights + done * Job::Strips::kUnitBytes, weight_bytes,
                      ring.full());
+      char* to = ring.stage() + kStrips * S::kStripBytes;
+      if constexpr (kRows && kAsync) {
+        constexpr int kPieces = 8 * S::kUnits;  // of a row
+#pragma unroll 1
+        for (int i = lane_id(); i - lane_id() < block.count * kPieces; i += 32) {
+          const int row = i / kPieces, piece = i % kPieces;
+          const bf16* from = of_lane(row < 32 ? rows[0] : rows[kOfLane - 1], row % 32);
+          if (row < block.count && 16 * piece < row_bytes)
+            copy_16(to + row * S::kRowBytes + 16 * piece, from + 64 * done + 8 * piece);
+        }
+        arrive_when_copied(ring.full());
+      } else {
 #pragma unroll
-      for (int i = 0; i < kOfLane; ++i) {
-        const int row = lane_id() + 32 * i;
-        if (row < block.count)
-          copy_rows(ring.stage() + kStrips * S::kStripBytes + row * S::kRowBytes, rows[i] + 64 * done, row_bytes,
-                    ring.full());
+        for (int i = 0; i < kOfLane; ++i) {
+          const int row = lane_id() + 32 * i;
+          if (row < block.count) copy_rows(to + row * S::kRowBytes, rows[i] + 64 * done, row_bytes, ring.full());
+        }
       }
     }
     if (Job::kSplits && tiling.splits > 1) {
@@ -167,7 +190,8 @@ template <class Job>
 __device__ void add_splits(const Job& job, const Block& block, const Tile& tile) {
   if constexpr (Job::kSplits) {
     cluster_sync();
-    const unsigned splits = job.tiling.splits, columns = 4 * kStrips, count = static_cast<unsigned>(block.count) * columns;
+    constexpr unsigned columns = 4 * kStrips;
+    const unsigned splits = job.tiling.splits, count = static_cast<unsigned>(block.count) * columns;
     for (unsigned i = tile.split * blockDim.x + threadIdx.x; i < count; i += splits * blockDim.x) {
       const unsigned row = i / columns, column = 4 * (i % columns);
       const auto* at = reinterpret_cast<const float4*>(split_sums() + row * kSumsStride + column);
@@ -249,7 +273,7 @@ __device__ void consume(const Job& job, Ring<S> ring, unsigned item, unsigned fi
   }
 }
 
-template <int kRowTiles, class Job>
+template <bool kAsync, int kRowTiles, class Job>
 __device__ void stream_class(const Job& job) {
   using S = Stage<typename Job::Strips, kRowTiles>;
   const Ring<S> ring;
@@ -260,9 +284,9 @@ __device__ void stream_class(const Job& job) {
   for (int c = 0; c < S::kClass; ++c) first_block += blocks_of(ring.counts(), c);
   const unsigned item = (blockIdx.x + grid - first_block * tiles % grid) % grid;  // dealing goes on where it stopped
   if (warp_id() == kStrips)
-    send<true, Job::kCopyWarps == 1>(job, ring, item, first_block);
+    send<kAsync, true, Job::kCopyWarps == 1>(job, ring, item, first_block);
   else if (warp_id() == kStrips + 1)
-    send<false, true>(job, ring, item, first_block);
+    send<kAsync, false, true>(job, ring, item, first_block);
   else
     consume<Job, S, kRowTiles>(job, ring, item, first_block);
   __syncthreads();  // the next class lays out the ring anew
@@ -271,12 +295,13 @@ __device__ void stream_class(const Job& job) {
 template <class Job>
 constexpr int kStreamThreads = 32 * (kStrips + Job::kCopyWarps);
 
-template <class Job>
+template <class Job, bool kAsync>
 __global__ void __launch_bounds__(kStreamThreads<Job>, kStreamBlocks) stream_tiles(const __grid_constant__ Job job) {
   char* shared = shared_memory();
   if (threadIdx.x < 2 * kClasses * kMaxStages) {
     const int i = static_cast<int>(threadIdx.x);
-    init_barrier(reinterpret_cast<uint64_t*>(shared) + i, i / kMaxStages % 2 ? kStrips : Job::kCopyWarps);
+    constexpr int kFullArrivals = kAsync ? 1 + 32 : Job::kCopyWarps;  // weights, and every lane's pieces of rows
+    init_barrier(reinterpret_cast<uint64_t*>(shared) + i, i / kMaxStages % 2 ? kStrips : kFullArrivals);
     publish_barriers();
   }
   if (threadIdx.x < kZeroBytes / 16) reinterpret_cast<uint4*>(shared + kBarrierBytes)[threadIdx.x] = {0, 0, 0, 0};
@@ -284,18 +309,20 @@ __global__ void __launch_bounds__(kStreamThreads<Job>, kStreamBlocks) stream_til
   let_next_grid_start();
   if (threadIdx.x == 0) *reinterpret_cast<uint64_t*>(shared + kBarrierBytes + kZeroBytes) = job.blocks();
   __syncthreads();
-  if (Job::kWeightsAhead && warp_id() == kStrips + Job::kCopyWarps - 1) wait_for_grid_in_front();  // weights may lie in the ring before
-  if constexpr (Job::kBlockRows > 32) stream_class<8>(job);
-  stream_class<4>(job);
-  stream_class<2>(job);
-  stream_class<1>(job);
+  if (Job::kWeightsAhead && warp_id() == kStrips + Job::kCopyWarps - 1)
+    wait_for_grid_in_front();  // weights may lie in the ring before
+  if constexpr (Job::kBlockRows > 32) stream_class<kAsync, 8>(job);
+  stream_class<kAsync, 4>(job);
+  stream_class<kAsync, 2>(job);
+  stream_class<kAsync, 1>(job);
 }
 
 template <class Job>
 void launch_stream(const Job& job, int64_t most_items, cudaStream_t stream) {
-  cudaFuncSetAttribute(stream_tiles<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
+  const auto kernel = rung == Rung::kAsync ? stream_tiles<Job, true> : stream_tiles<Job, false>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
   const unsigned cluster = job.tiling.splits, grid = grid_for(most_items, 1, kStreamBlocks) / cluster * cluster;
-  launch_early_in_clusters(cluster, stream_tiles<Job>, std::max(grid, cluster), kStreamThreads<Job>, kMaxSharedBytes,
+  launch_early_in_clusters(cluster, kernel, std::max(grid, cluster), kStreamThreads<Job>, kMaxSharedBytes,
                            stream, job);
 }
 

@@ -53,7 +53,7 @@ const char* refuse(const GemmShape& shape) {
 }
 
 bool streams(const GemmShape& shape) {
-  return stream_rung && shape.x_type == kBFloat16 && shape.batch == 1 && shape.k % 32 == 0;
+  return rung != Rung::kPlain && shape.x_type == kBFloat16 && shape.batch == 1 && shape.k % 32 == 0;
 }
 StreamDense<Bf16Strips> streaming(const GemmShape& shape) { return {shape.max_rows, shape.n, shape.k}; }
 

@@ -40,7 +40,7 @@ const char* refuse(const MoeExpertsShape& shape) {
 }
 
 bool streams(const MoeExpertsShape& shape) {
-  return stream_rung && shape.type == kBFloat16 && shape.hidden % 32 == 0 && shape.intermediate % 32 == 0;
+  return rung != Rung::kPlain && shape.type == kBFloat16 && shape.hidden % 32 == 0 && shape.intermediate % 32 == 0;
 }
 StreamExperts<Bf16Strips> streaming(const MoeExpertsShape& s) {
   return StreamExperts<Bf16Strips>({s.max_rows, s.hidden, s.intermediate, s.n_experts, s.top_k});

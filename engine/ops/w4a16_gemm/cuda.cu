@@ -56,7 +56,7 @@ size_t scale_bytes(const W4a16GemmShape& shape) {
 }
 
 bool streams(const W4a16GemmShape& shape) {
-  return stream_rung && shape.x_type == kBFloat16 && shape.scale_type == kBFloat16 && shape.group == 32;
+  return rung != Rung::kPlain && shape.x_type == kBFloat16 && shape.scale_type == kBFloat16 && shape.group == 32;
 }
 StreamDense<Int4Strips> streaming(const W4a16GemmShape& shape) { return {shape.max_rows, shape.n, shape.k}; }
 

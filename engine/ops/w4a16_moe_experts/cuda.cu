@@ -45,7 +45,7 @@ const char* refuse(const W4a16MoeExpertsShape& shape) {
 }
 
 bool streams(const W4a16MoeExpertsShape& shape) {
-  return stream_rung && shape.type == kBFloat16 && shape.scale_type == kBFloat16 && shape.group == 32;
+  return rung != Rung::kPlain && shape.type == kBFloat16 && shape.scale_type == kBFloat16 && shape.group == 32;
 }
 
 StreamExperts<Int4Strips> streaming(const W4a16MoeExpertsShape& s) {

@@ -2,11 +2,12 @@
 #include "../../../engine/backend/backend.h"
 
 #include <cstdlib>
-#include <cstring>
+
+#include "../../../engine/ops/cuda/operator.cuh"
 
 namespace kdtree::cuda {
 int multiprocessors = 2;
-bool stream_rung = !std::getenv("KDTREE_CUDA") || std::strcmp(std::getenv("KDTREE_CUDA"), "plain");
+Rung rung = Rung::kStream;
 }
 
 namespace kdtree::backend {
@@ -21,7 +22,7 @@ struct Body {
 
 const char* name() { return "cuda"; }
 const char* variant() { return "emulated"; }
-const char* init() { return nullptr; }
+const char* init() { return cuda::choose_rung(std::getenv("KDTREE_CUDA")) ? nullptr : "KDTREE_CUDA: no rung"; }
 const char* error_text(int) { return "an emulated kernel failed"; }
 void* allocate(size_t bytes) { return std::aligned_alloc(256, (bytes + 256) / 256 * 256); }
 void release(void* memory) { std::free(memory); }

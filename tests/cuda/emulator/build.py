@@ -32,7 +32,7 @@ def compile_kernels(source: Path, to: Path) -> None:
 
 
 def compile_host(source: Path, to: Path) -> None:
-    subprocess.run(["g++", *FLAGS, "-c", source, "-o", to], check=True)
+    subprocess.run(["g++", *FLAGS, f"-I{HERE}", "-c", source, "-o", to], check=True)
 
 
 def link(objects: list[Path], library: Path) -> None:

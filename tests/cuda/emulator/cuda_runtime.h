@@ -21,6 +21,7 @@
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 #define __shared__ static
+#define __noinline__
 
 using cudaError_t = int;
 using cudaStream_t = void*;

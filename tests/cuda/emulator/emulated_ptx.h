@@ -31,11 +31,16 @@ struct EmulatedBarrier {
   int32_t bytes;  // announced and not yet copied
   uint8_t arrivals, missing, phase, unused;
 };
-struct PendingCopy {
+struct Piece {
+  char* to;
+  const char* from;
+};
+struct PendingCopy {  // one in bulk, or all pieces that a thread began
   char* to;
   const char* from;
   int bytes;
   EmulatedBarrier* barrier;
+  std::vector<Piece> pieces;
 };
 inline std::vector<PendingCopy> pending_copies;
 inline unsigned barrier_generation = 0;  // changes with every phase and every copy: those who wait look again
@@ -78,15 +83,31 @@ inline void wait_phase(uint64_t* barrier, uint32_t parity) {
     std::swap(pending_copies[(random >> 33) % pending_copies.size()], pending_copies.back());
     const PendingCopy copy = pending_copies.back();
     pending_copies.pop_back();
-    std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-    copy.barrier->bytes -= copy.bytes;
-    end_phase_if_over(copy.barrier);
+    for (const Piece& piece : copy.pieces) std::memcpy(piece.to, piece.from, 16);
+    if (copy.bytes) {
+      std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+      copy.barrier->bytes -= copy.bytes;
+      end_phase_if_over(copy.barrier);
+    } else {
+      arrive(reinterpret_cast<uint64_t*>(copy.barrier));
+    }
   }
 }
 inline void copy_rows(void* to, const void* from, int bytes, uint64_t* barrier) {
   const uintptr_t all = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | static_cast<uintptr_t>(bytes);
   if (all % 16 || bytes <= 0) refuse_ptx("a bulk copy of other than whole 16-byte pieces");
-  pending_copies.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes, emulated(barrier)});
+  pending_copies.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes, emulated(barrier), {}});
+  ++barrier_generation;
+}
+// A thread's pieces are there when its arrival is, not before.
+inline std::vector<Piece> pieces_of_thread[emulator::kMostBlocks * 1024];
+inline void copy_16(void* to, const void* from) {
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16) refuse_ptx("a piece at an odd address");
+  pieces_of_thread[emulator::running.current].push_back({static_cast<char*>(to), static_cast<const char*>(from)});
+}
+inline void arrive_when_copied(uint64_t* barrier) {
+  pending_copies.push_back({nullptr, nullptr, 0, emulated(barrier), std::move(pieces_of_thread[emulator::running.current])});
+  pieces_of_thread[emulator::running.current].clear();
   ++barrier_generation;
 }
 inline void copy_weights(void* to, const void* from, int bytes, uint64_t* barrier) {
