@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter, deque
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -79,11 +80,12 @@ class CheckpointTensor:
 
 
 class ReadAhead:
-    """Has the kernel read the tensors that come next, in the order in which the engine packs them."""
+    """Reads the tensors that come next, in the order in which the engine packs them, in a thread of its own."""
 
     def __init__(self):
         self._waiting: deque[Source] = deque()
         self._ahead = 0  # bytes asked for and not yet loaded
+        self._reader = ThreadPoolExecutor(1, "read-ahead")
 
     def expect(self, sources: Iterable[Source]) -> None:
         self._waiting.extend(sources)
@@ -92,7 +94,7 @@ class ReadAhead:
         self._ahead -= loaded.end - loaded.begin
         while self._waiting and self._ahead < READ_AHEAD_BYTES:
             source = self._waiting.popleft()
-            source.file.fetch(source.entry)
+            self._reader.submit(source.file.fetch, source.entry)
             self._ahead += source.entry.end - source.entry.begin
 
 

@@ -1,17 +1,14 @@
 """Loading takes no more memory than the engine's own weights, one tensor and a little: in a process of its own."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from reference.bundle import write_safetensors
-from reference.config import ModelConfig
-from reference.tensors import tensor_shapes
-from tests.checkpoint import release
+from tests.checkpoint import large, release
 
 ALLOWED = 200 << 20  # beside weights and the largest tensor
 
@@ -45,39 +42,16 @@ print(json.dumps({"before": before, "loaded": loaded, "again": again, "weights":
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory):
-    """Some 350 MB in one file; values do not matter here, so all matrices of a shape share theirs."""
+def folder(tmp_path_factory):
+    """Some 350 MB."""
     folder = tmp_path_factory.mktemp("large") / "model"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    made, tensors = {}, {}
-
-    def values(kind, shape, make):
-        return made.setdefault((kind, shape), make())
-
-    config = ModelConfig.from_dict(MODEL)
-    for name, shape in tensor_shapes(config).items():
-        stem = name.removesuffix(".weight")
-        if ".experts." in name:
-            codes, groups = (shape[0], shape[1] // 8), (shape[0], shape[1] // release.GROUP)
-            tensors[stem + ".weight_packed"] = values(
-                "codes", codes, lambda s=codes: rng.integers(-(2**31), 2**31, s).astype(np.int32)
-            )
-            tensors[stem + ".weight_scale"] = values("scales", groups, lambda s=groups: np.full(s, 0x3B00, np.uint16))
-        elif name.endswith("_bias"):
-            tensors[name] = np.zeros(shape, np.float32)
-        else:
-            tensors[name] = values("floats", shape, lambda s=shape: rng.integers(0x3C00, 0x3D00, s).astype(np.uint16))
-    write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
-    fields = {name: value for name, value in MODEL.items() if name != "seed"}
-    content = fields | {"model_type": "kimi_k2", "quantization_config": release.QUANTIZATION}
-    (folder / "config.json").write_text(json.dumps(content))
+    large.write(folder, MODEL)
     yield folder
-    (folder / "model.safetensors").unlink()
+    shutil.rmtree(folder)
 
 
-def test_peak_memory(large, library_path):
-    command = [sys.executable, "-c", CHILD, library_path, large]
+def test_peak_memory(folder, library_path):
+    command = [sys.executable, "-c", CHILD, library_path, folder]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
