@@ -457,6 +457,13 @@ def a_gpu(wildcards):
     return []
 
 
+def emulated_sources(wildcards):
+    """What the emulator of CUDA threads compiles."""
+    roots = [*UNITS["cuda"].values(), *map(str, Path("tests/cuda/emulator").glob("*.cpp"))]
+    emulator_headers = map(str, Path("tests/cuda/emulator").glob("*.h"))
+    return sorted({*roots, *emulator_headers, *(header for root in roots for header in c_headers(root))})
+
+
 # ---- after a failure
 
 

@@ -4,7 +4,7 @@
 
 Needs the objects and the program `device` that on_gpu.sh builds; with --emulate, the objects of tests.cuda.emulator
 and no GPU. The record counts, for each mutation, 1 if no check noticed it and 0 if one did; `message` names the first
-that did.
+that did. One not noticed: exit status 1.
 """
 
 import argparse
@@ -204,7 +204,7 @@ def noticed(mutation: Mutation, options: argparse.Namespace, work: Path) -> str 
     return first_above(record)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
@@ -230,7 +230,10 @@ def main() -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     record = {"operator": "mutations", "backend": "cuda", "cases": cases}
     options.output.write_text(json.dumps(record, indent=1) + "\n")
+    missed = sum(case["max_abs_error"] > 0 for case in cases)
+    print(f"score: {len(cases) - missed}/{len(cases)} mutations noticed")
+    return int(missed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
