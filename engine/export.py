@@ -1,13 +1,16 @@
 """Bundles out to Hugging Face folders, and folders in as bundles: bundle -> folder -> bundle gives the same bytes."""
 
 import json
-from collections.abc import Iterator
+import math
 from pathlib import Path
 
 import numpy as np
 
 from engine.bundle import OpenBundle
 from engine.checkpoint import SUFFIXES, Checkpoint
+from engine.generated import GeneratedModel
+from engine.mapped import NUMPY
+from engine.native import HostTensor
 from reference.bundle import Bundle, write_safetensors
 
 SHARD_BYTES = 5 * 10**9
@@ -30,22 +33,27 @@ class ExportError(ValueError):
     """The folder cannot be written: `<folder>: <field>: <value>: <reason>`."""
 
 
-def export_bundle(bundle: OpenBundle, folder: str | Path, shard_bytes: int = SHARD_BYTES) -> list[Path]:
+def export_bundle(
+    bundle: OpenBundle | GeneratedModel, folder: str | Path, shard_bytes: int = SHARD_BYTES
+) -> list[Path]:
     """Writes the bundle as a folder that transformers, vLLM and SGLang read: config.json and shards of about
-    `shard_bytes`, with an index if there are several. Returns the shards. The folder must be new or empty.
+    `shard_bytes`, with an index if there are several. Returns the shards. The folder must be new or empty. Of
+    generated weights a shard at a time is in memory.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ExportError(f"{folder}: output: exists: must be a new or an empty folder")
-    shards = list(_shards(bundle, shard_bytes))
+    shards = _shards(bundle.tensors, shard_bytes)
     names = ["model.safetensors"]
     if len(shards) > 1:
         names = [f"model-{i:05}-of-{len(shards):06}.safetensors" for i in range(1, len(shards) + 1)]
-    for name, tensors in zip(names, shards, strict=True):
-        write_safetensors(folder / name, tensors, {"format": "pt"})
+    placed, size = {}, 0
+    for file, shard in zip(names, shards, strict=True):
+        tensors = {name: array for tensor in shard for name, array in _released(tensor, bundle.tensors[tensor]).items()}
+        write_safetensors(folder / file, tensors, {"format": "pt"})
+        placed |= dict.fromkeys(tensors, file)
+        size += sum(array.nbytes for array in tensors.values())
     if len(shards) > 1:
-        placed = {tensor: name for name, tensors in zip(names, shards, strict=True) for tensor in tensors}
-        size = sum(x.nbytes for tensors in shards for x in tensors.values())
         _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": placed})
     _write_json(folder / "config.json", _config(bundle))
     return [folder / name for name in names]
@@ -58,26 +66,31 @@ def import_checkpoint(checkpoint: Checkpoint) -> Bundle:
     return Bundle(checkpoint.fields, quant, {name: tensor.load() for name, tensor in tensors})
 
 
-def _shards(bundle: OpenBundle, shard_bytes: int) -> Iterator[dict[str, np.ndarray]]:
-    """The tensors as released, in the bundle's order; a shard ends where the next tensor would make it too large."""
-    shard, size = {}, 0
-    for name, tensor in bundle.tensors.items():
-        array = tensor.load()
-        if shard and size + array.nbytes > shard_bytes:
-            yield shard
-            shard, size = {}, 0
-        stem, dot, kind = name.rpartition(".")
-        for released, own in SUFFIXES.items():
-            if dot + kind == own:
-                name = stem + released
-        shard[name] = array
-        if kind == "qw":
-            shard[stem + ".weight_shape"] = np.array([array.shape[0], array.shape[1] * 8], np.int32)
-        size += array.nbytes
-    yield shard
+def _shards(tensors: dict[str, HostTensor], shard_bytes: int) -> list[list[str]]:
+    """Names in their order; a shard ends where the next tensor would make it too large."""
+    shards, size = [[]], 0
+    for name, tensor in tensors.items():
+        n_bytes = math.prod(tensor.shape) * np.dtype(NUMPY[tensor.dtype]).itemsize
+        if shards[-1] and size + n_bytes > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += n_bytes
+    return shards
 
 
-def _config(bundle: OpenBundle) -> dict:
+def _released(name: str, tensor: HostTensor) -> dict[str, np.ndarray]:
+    """A tensor as released: under its name there, codes with their shape beside them."""
+    array = tensor.load()
+    stem, dot, kind = name.rpartition(".")
+    own = {suffix: released for released, suffix in SUFFIXES.items()}
+    made = {stem + own.get(dot + kind, dot + kind): array}
+    if kind == "qw":
+        made[stem + ".weight_shape"] = np.array([array.shape[0], array.shape[1] * 8], np.int32)
+    return made
+
+
+def _config(bundle: OpenBundle | GeneratedModel) -> dict:
     """config.json. `kdtree_fields` lists what comes from the bundle, so that an import takes just that."""
     own = {
         "dtype": DTYPES[bundle.tensors["lm_head.weight"].dtype],
@@ -89,7 +102,7 @@ def _config(bundle: OpenBundle) -> dict:
     return FIXED_FIELDS | own | bundle.fields
 
 
-def _quantization(bundle: OpenBundle) -> dict:
+def _quantization(bundle: OpenBundle | GeneratedModel) -> dict:
     """compressed-tensors' description. `ignore` names every linear layer that is not packed."""
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": bundle.group_size,
                "dynamic": False, "actorder": None, "block_structure": None, "observer": "minmax",

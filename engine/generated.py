@@ -61,6 +61,7 @@ class GeneratedTensor:
 class GeneratedModel:
     """What engine.native.Engine is built from."""
 
+    fields: dict  # the config as it is spelt
     config: ModelConfig
     group_size: int
     tensors: dict[str, GeneratedTensor]
@@ -90,7 +91,7 @@ def generate_model(fields: Mapping[str, Any], seed: int, group_size: int) -> Gen
         scales = f32_to_bf16((std / CODE_RMS * np.linspace(0.5, 1.5, 256)).astype(np.float32))
         tensors[stem + ".qw"] = GeneratedTensor("I32", (rows, cols // 8), key, None)
         tensors[stem + ".sc"] = GeneratedTensor("BF16", (rows, cols // group_size), key ^ 1, scales)
-    return GeneratedModel(config, group_size, tensors)
+    return GeneratedModel(dict(fields), config, group_size, tensors)
 
 
 def _deviation(config: ModelConfig, name: str, shape: tuple[int, ...]) -> float:

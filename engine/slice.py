@@ -1,11 +1,12 @@
 """A slice of a large model, weights made where they are used: decoding by bytes, and a numpy check of sampled logits.
 
 python -m engine.slice --config configs/k26_slice.yaml [--layers N] [--dense N] [--vocab N] [--device …]
-    [--activations float32|bfloat16] [--output FILE]
+    [--activations float32|bfloat16] [--shards DIR] [--output FILE]
 
 AR and DDTree must agree in tokens, in the bytes of every logit and in the committed KV; with float32 activations
-sampled logits must agree with float64 numpy, which makes only the experts that the sampled rows are routed to. Exit
-status 1 where anything does not hold.
+sampled logits must agree with float64 numpy, which makes only the experts that the sampled rows are routed to. With
+--shards the weights are first written there as a released folder and read from it. Exit status 1 where anything does
+not hold.
 """
 
 import argparse
@@ -18,6 +19,8 @@ import numpy as np
 import yaml
 
 from engine.api import find_library
+from engine.checkpoint import CheckpointError, open_checkpoint
+from engine.export import ExportError, export_bundle
 from engine.generated import GeneratedModel, generate_model
 from engine.native import BackendError, Drafter, Engine, EngineError
 from reference import model as reference
@@ -97,8 +100,10 @@ def decode(engine: Engine, prompt: list[int], script: list[int], mode: str, **op
     }
 
 
-def run(config: dict, model: GeneratedModel, library: Path, activations: str) -> dict:
+def run(config: dict, model: GeneratedModel, library: Path, activations: str, shards: Path | None = None) -> dict:
     """What is measured, with `holds` for each claim."""
+    if shards:
+        export_bundle(model, shards)
     options = config["decode"]
     rng = np.random.default_rng(config["seed"])
     vocab = model.config.vocab_size
@@ -106,7 +111,8 @@ def run(config: dict, model: GeneratedModel, library: Path, activations: str) ->
     limits = {"max_new_tokens": options["max_new_tokens"]}
     context = len(prompt) + options["max_new_tokens"]
     begin = time.perf_counter()
-    with Engine(library, model, context=context, block_size=options["block_size"], tree_budget=options["tree_budget"],
+    source = open_checkpoint(shards) if shards else model
+    with Engine(library, source, context=context, block_size=options["block_size"], tree_budget=options["tree_budget"],
                 activations=activations, drafter=Drafter(**options["drafter"])) as engine:  # fmt: skip
         loaded = time.perf_counter()
         plain = decode(engine, prompt, [], "ar", overrun=options["block_size"], **limits)
@@ -154,6 +160,7 @@ def main() -> int:
     parser.add_argument("--activations", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--library", type=Path)
+    parser.add_argument("--shards", type=Path, help="a new folder, as large as the weights")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     config = yaml.safe_load(args.config.read_text())
@@ -161,8 +168,8 @@ def main() -> int:
     fields = config["model"] | {name: value for name, value in changes.items() if value is not None}
     try:
         model = generate_model(fields, config["seed"], config["group_size"])
-        made = run(config, model, args.library or find_library(args.device), args.activations)
-    except BackendError as error:
+        made = run(config, model, args.library or find_library(args.device), args.activations, args.shards)
+    except (BackendError, CheckpointError, ExportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (ValueError, EngineError) as error:

@@ -72,6 +72,12 @@ def test_everything_holds(activations, config, model, library_path):
     assert 0.5 < made["logit_std"] < 2 and made["avg_accept"] > 1.5
 
 
+def test_through_the_loader(config, model, library_path, tmp_path):
+    made = slice_module.run(config, model, library_path, "float32", tmp_path / "shards")
+    assert all(made["holds"].values()), made
+    assert (tmp_path / "shards/model.safetensors").exists()
+
+
 def test_a_wrong_reference_shows(config, model, library_path, monkeypatch):
     route = ops.moe_route
 
