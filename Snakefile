@@ -36,6 +36,11 @@ rule all:
         cuda=CUDA_BUILD,
 
 
+onstart:
+    if not NVCC:
+        print("notice: no nvcc on the PATH: CUDA kernels are neither compiled nor run", file=sys.stderr)
+
+
 onerror:
     discard_stale_verdicts()
     name_failing_operators()

@@ -68,10 +68,10 @@ class Progress:
 
 
 def find_library(device: str) -> Path:
-    """The library that the ladder built for `device`; auto prefers CUDA where it was built."""
+    """The library that the ladder built for `device`; auto prefers CUDA where it was built and there is a GPU."""
     for backend in ("cuda", "cpu") if device == "auto" else (device,):
         library = BUILD / backend / f"libkdtree_{backend}.so"
-        if library.exists():
+        if library.exists() and (device != "auto" or native.runs_here(library)):
             return library
     raise UsageError(f"device: {device}: no library under results/build; build it with the ladder first")
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from reference.bundle import read_safetensors, write_safetensors
-from reference.files import write_text
+from reference.files import read_json, write_text
 
 GOLDEN, CASE = "golden.safetensors", "case.json"
 
@@ -34,7 +34,7 @@ def write_case(plan: dict, variant: str, prompt: str, step: int, tokens: int) ->
 
 def replay(folder: Path) -> dict:
     """Runs the case's prompt again, into its folder, and returns the plan that judges it."""
-    plan = json.loads((folder / CASE).read_text())
+    plan = read_json(folder / CASE)
     decode = plan["decode"]
     for variant in plan["variants"].values():
         common = {

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from reference.bundle import read_safetensors
+from reference.files import read_json
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,6 @@ def read_run(file: str) -> Run:
 
 
 def read_check(file: str) -> Check:
-    check = json.loads(Path(file).read_text())
+    check = read_json(Path(file))
     cases = [case | {"max_abs_error": float(case["max_abs_error"])} for case in check["cases"]]
     return Check(check["operator"], check["backend"], cases)

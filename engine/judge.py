@@ -283,13 +283,15 @@ def rows_on_path(logits: np.ndarray, budget: int, continuation: np.ndarray) -> i
 def judge_quantised(
     goldens: dict[str, Golden], float32: dict[str, Golden], findings: Findings
 ) -> dict[str, int | None]:
-    """{prompt: first token at which the quantised golden leaves the float32 one}; one that never does is no INT4."""
-    leaves = {}
+    """{prompt: first token at which the quantised golden leaves the float32 one}. Few tokens may well be the same;
+    logits that are the same for every prompt are no INT4's."""
+    leaves, same = {}, []
     for name, golden in goldens.items():
-        other = float32[name].tokens
-        count = min(len(golden.tokens), len(other))
-        unequal = np.flatnonzero(golden.tokens[:count] != other[:count])
+        other = float32[name]
+        count = min(len(golden.tokens), len(other.tokens))
+        unequal = np.flatnonzero(golden.tokens[:count] != other.tokens[:count])
         leaves[name] = int(unequal[0]) if len(unequal) else None
-    if all(at is None for at in leaves.values()):
-        findings.faults.append("the quantised golden decodes what the float32 golden decodes, for every prompt")
+        same.append(np.array_equal(golden.logits[:count], other.logits[:count]))
+    if all(same):
+        findings.faults.append("the quantised golden has the float32 golden's logits, for every prompt: not quantised")
     return leaves

@@ -261,6 +261,11 @@ def native_config(model: Model):
     return _filled(_Config, **own, **shared)
 
 
+def runs_here(library: str | Path) -> bool:
+    """Whether this machine has what the library's backend needs."""
+    return not _open_library(library).kdtree_init()
+
+
 def _open_library(path: str | Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(Path(path).resolve()))

@@ -26,6 +26,7 @@ from engine.native import BackendError, Drafter, Engine, EngineError
 from reference import model as reference
 from reference import ops, rope
 from reference.bundle import as_float
+from reference.config import short
 from reference.files import write_text
 from reference.tensors import PROJECTIONS
 
@@ -163,7 +164,11 @@ def main() -> int:
     parser.add_argument("--shards", type=Path, help="a new folder, as large as the weights")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    config = yaml.safe_load(args.config.read_text())
+    try:
+        config = yaml.safe_load(args.config.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        print(f"error: {args.config}: {short(error)}: cannot be read as YAML", file=sys.stderr)
+        return 2
     changes = {"num_hidden_layers": args.layers, "first_k_dense_replace": args.dense, "vocab_size": args.vocab}
     fields = config["model"] | {name: value for name, value in changes.items() if value is not None}
     try:

@@ -20,7 +20,8 @@ from engine import judge
 from engine.case import replay, write_case
 from engine.evidence import Golden, read_bf16_goldens, read_goldens, read_run
 from engine.judge import Findings
-from reference.files import write_text
+from reference import stage
+from reference.files import read_json, write_text
 
 
 def judge_runs(plan: dict, variant: str, goldens: dict[str, Golden], findings: Findings) -> dict[str, dict]:
@@ -195,11 +196,11 @@ def main() -> int:
     elif args.replay:
         findings = judge_again(args.replay)
     elif args.output:
-        findings = judge_bundle(json.loads(args.plan.read_text()), args.output)
+        findings = judge_bundle(read_json(args.plan), args.output)
     else:
         parser.error("--plan needs --output")
     return 0 if findings.none else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    stage.run(lambda: sys.exit(main()))

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,14 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):  # renamed, or never made
             part.unlink()
+
+
+def read_json(path: Path):
+    """Raises ValueError naming the file if it is no JSON."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: no JSON: damaged, or another kind of file") from None
 
 
 def write_text(path: Path, text: str) -> None:

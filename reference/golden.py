@@ -3,6 +3,7 @@
 python -m reference.golden --bundle FILE --prompts JSON --max-new-tokens N --stop-token-ids JSON --output FILE
 """
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,14 +93,26 @@ def golden(
     return tensors
 
 
+def prompt_list(text: str) -> list[dict]:
+    prompts = json.loads(text)
+    sound = isinstance(prompts, list)
+    for prompt in prompts if sound else ():
+        sound &= isinstance(prompt, dict) and "name" in prompt and ("text" in prompt) != ("tokens" in prompt)
+    if not sound:
+        raise argparse.ArgumentTypeError(f"{text}: must be a list of maps with a name and a text or tokens")
+    return prompts
+
+
 def main() -> None:
     parser = stage.Parser(description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--prompts", type=json.loads, required=True, help='JSON: [{"name": …, "text" | "tokens": …}]')
+    parser.add_argument("--prompts", type=prompt_list, required=True, help='JSON: [{"name": …, "text" | "tokens": …}]')
     parser.add_argument("--max-new-tokens", type=int, required=True)
     parser.add_argument("--stop-token-ids", type=json.loads, default=[])
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
+    if args.max_new_tokens < 1:
+        parser.error(f"--max-new-tokens: {args.max_new_tokens}: must be at least 1")
     tensors = golden(Bundle.read(args.bundle), args.prompts, args.max_new_tokens, args.stop_token_ids)
     names = [prompt["name"] for prompt in args.prompts]
     metadata = {"names": names, "max_new_tokens": args.max_new_tokens, "stop_token_ids": args.stop_token_ids}

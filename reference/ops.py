@@ -57,7 +57,10 @@ def depths(parents: Array) -> Array:
 
 def path_to(parents: Array, row: int) -> list[int]:
     """Rows from the root to `row`, both included: position j of the path is depth j."""
-    return ([] if parents[row] < 0 else path_to(parents, int(parents[row]))) + [row]
+    path = [row]
+    while parents[path[-1]] >= 0:
+        path.append(int(parents[path[-1]]))
+    return path[::-1]
 
 
 def tree_attention(

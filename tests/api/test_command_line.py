@@ -1,12 +1,14 @@
 """python -m engine, as a user with a checkpoint calls it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from engine import api
 from tests.checkpoint import release
 
 ROOT = Path(__file__).parents[2]
@@ -98,3 +100,17 @@ def test_errors_are_one_line_and_status_2(run, checkpoint, arguments, message):
     done = run(*(argument.replace("{}", str(checkpoint)) for argument in arguments))
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith(message.replace("{}", str(checkpoint))) and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_auto_takes_what_runs_here(tmp_path, monkeypatch, library_path):
+    """A CUDA library is built wherever there is nvcc, GPU or not."""
+    for backend in ("cpu", "cuda"):
+        (tmp_path / backend).mkdir()
+    shutil.copy(library_path, tmp_path / "cpu/libkdtree_cpu.so")
+    source = 'extern "C" { int kdtree_create() { return 0; } int kdtree_init() { return 1; } }'
+    without_gpu = tmp_path / "cuda/libkdtree_cuda.so"
+    command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", without_gpu]
+    subprocess.run(command, input=source, text=True, check=True)
+    monkeypatch.setattr(api, "BUILD", tmp_path)
+    assert api.find_library("auto") == tmp_path / "cpu/libkdtree_cpu.so"
+    assert api.find_library("cuda") == without_gpu

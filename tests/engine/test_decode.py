@@ -8,6 +8,7 @@ import pytest
 from engine.bundle import TensorView, open_bundle
 from engine.native import Drafter, Engine, EngineError
 from engine.run import record
+from reference.bundle import Bundle, f32_to_bf16
 from reference.decode import decode_ar, decode_ddtree
 from reference.drafters import draft_script
 from reference.model import Model
@@ -58,6 +59,8 @@ VARIANTS = {
     "no_yarn": {"rope_scaling": None},
     "weights_not_normalised": {"norm_topk_prob": False},
     "every_second_layer_moe": {"moe_layer_freq": 2, "first_k_dense_replace": 0},
+    "every_second_layer_moe_from_the_second": {"moe_layer_freq": 2, "first_k_dense_replace": 1},
+    "mscales_differ": {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}},
     "dense": {"first_k_dense_replace": 3},
     "odd_widths": {
         "vocab_size": 301,
@@ -109,6 +112,19 @@ def test_decodes_like_the_reference(library_path, tmp_path, variant, group, dtyp
         made, _ = record(engine, PROMPT, mode="ar", max_new_tokens=NEW)
     assert made["tokens"].tolist() == exact.tokens
     assert np.abs(made["logits"] - np.stack(exact.logits)).max() <= max(1e-5, 2 * noise)
+
+
+def test_weights_are_rounded_to_nearest_even_for_bf16(library_path, base, tmp_path):
+    """float32 weights under bf16 activations: the bytes of weights that were rounded beforehand."""
+    bundle, opened = base
+    kept = "e_score_correction_bias"  # float32 in every bundle
+    rounded = {name: x if name.endswith(kept) else f32_to_bf16(x) for name, x in bundle.tensors.items()}
+    beforehand = save(Bundle(bundle.fields, None, rounded), tmp_path / "rounded.safetensors")
+    made = []
+    for model in (opened, beforehand):
+        with engine_for(library_path, model, activations="bfloat16") as engine:
+            made.append(record(engine, PROMPT, mode="ar", max_new_tokens=NEW)[0])
+    assert made[0]["logits"].tobytes() == made[1]["logits"].tobytes()
 
 
 @pytest.mark.parametrize("kind", ["oracle", "noisy", "adversarial"])

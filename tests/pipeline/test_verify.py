@@ -412,9 +412,10 @@ def test_run_of_another_plan(evidence, capsys, changes):
 def test_quantised_golden_must_leave_the_float_one(evidence, capsys):
     evidence.plan["float32_golden"] = "golden.safetensors"
     text, passed = evidence.judge(capsys)
-    assert not passed and "the quantised golden decodes what the float32 golden decodes" in text
+    assert not passed and "the quantised golden has the float32 golden's logits" in text
     Path("float32.safetensors").write_bytes(Path("golden.safetensors").read_bytes())
     evidence.edit("float32.safetensors", "long.tokens", add(4, 1))
+    evidence.edit("float32.safetensors", "long.logits", add((1, 0), 1))
     evidence.plan["float32_golden"] = "float32.safetensors"
     assert evidence.judge(capsys)[1]
     assert json.loads(Path("verdict").read_text())["fp32_divergence"] == {"short": None, "long": 4}

@@ -45,6 +45,14 @@ def test_quantize_in_plain_python(w, group):
                 assert code == (0 if scale == 0 else max(-7, min(7, round(float(value / scale)))))
 
 
+def test_half_way_goes_to_even():
+    """Of scale 1, so that halves are exact."""
+    w = np.zeros((1, 32), np.float32)
+    w[0, :8] = 7, 0.5, 1.5, 2.5, 3.5, -0.5, -1.5, -2.5
+    q, scales = quantize.quantize(w, 32)
+    assert scales.tolist() == [[1]] and q[0, :8].tolist() == [7, 0, 2, 2, 4, 0, -2, -2]
+
+
 def test_error_is_at_most_half_a_step():
     w = np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)
     for group in (32, 64, 128):

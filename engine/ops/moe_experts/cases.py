@@ -38,6 +38,7 @@ class ExpertsCase(RowwiseCase):
     shared: bool = True
     residual: str | None = "given"  # None, "given", or "in_place": the same memory as y
     zero_weight: bool = False  # some slots weigh 0
+    units: bool = False  # bf16: matrices of ones and zeros, and a shared part that cancels what was rounded
     cancelling: bool = False  # slots 0 and 2 cancel, and what they leave of slot 1 shows their order, in bf16 too
 
     def weights(self, rng) -> list[dict]:
@@ -50,6 +51,14 @@ class ExpertsCase(RowwiseCase):
 
     def shape(self) -> dict:
         raise NotImplementedError
+
+    def rounded_units(self, x: np.ndarray) -> np.ndarray:
+        """What `units` leaves of the layer: silu(x) of the first columns times the next ones, rounded to bf16, then
+        zeros. [rows, hidden]"""
+        gate, up = x[:, : self.intermediate], x[:, self.intermediate : 2 * self.intermediate]
+        made = np.zeros_like(x)
+        made[:, : self.intermediate] = bf16(ops.silu(gate) * up)
+        return made
 
     def call(self) -> Call:
         rng = self.rng()
@@ -67,6 +76,10 @@ class ExpertsCase(RowwiseCase):
             return padded(store(rng.standard_normal((self.rows, self.hidden)), self.type), self.max_rows)
 
         x, residual, y = rows(), rows(), Output((self.max_rows, self.hidden), dtype_of(self.type))
+        shared = rows() if self.shared else None
+        if self.units:
+            weights[:] = 1
+            shared = padded(store(-self.rounded_units(load(x[: self.rows])), self.type), self.max_rows)
         return Call(
             self.shape(),
             dict(
@@ -74,7 +87,7 @@ class ExpertsCase(RowwiseCase):
                 x=x,
                 experts=padded(experts, self.max_rows),
                 weights=padded(weights, self.max_rows),
-                shared=rows() if self.shared else None,
+                shared=shared,
                 residual={None: None, "given": residual, "in_place": Alias("y")}[self.residual],
                 y=residual if self.residual == "in_place" else y,
             ),
@@ -88,6 +101,10 @@ class ExpertsCase(RowwiseCase):
         def wide(x):
             return None if x is None else x.astype(np.float64)
 
+        if self.units:
+            size = self.rows * self.hidden
+            y, written = place(outputs["y"].shape, np.float64, np.arange(size), np.zeros(size))
+            return {"y": Near(y, 0.0, written)}
         in_place = self.residual == "in_place"
         x, shared, residual = rows("x"), rows("shared"), rows("y" if in_place else "residual")
         experts, weights = call.args["experts"][: self.rows], call.args["weights"][: self.rows]
@@ -127,12 +144,13 @@ class MoeExpertsCase(ExpertsCase):
         object.__setattr__(self, "source_type", self.type if self.source_type is None else self.source_type)
 
     def weights(self, rng):
-        def matrix(n, k):
-            return store(rng.standard_normal((n, k)) / np.sqrt(k), self.source_type)
+        def matrix(n, k, first=0):
+            x = np.eye(n, k, first) if self.units else rng.standard_normal((n, k)) / np.sqrt(k)
+            return store(x, self.source_type)
 
         h, i = self.hidden, self.intermediate
         return [
-            dict(expert=e, type=self.source_type, gate=matrix(i, h), up=matrix(i, h), down=matrix(h, i))
+            dict(expert=e, type=self.source_type, gate=matrix(i, h), up=matrix(i, h, i), down=matrix(h, i))
             for e in range(self.n_experts)
         ]
 
@@ -186,6 +204,15 @@ CASES = [
         top_k=4,
         hidden=96,
         invariance=True,
+    ),
+    MoeExpertsCase(
+        name="bf16_units",
+        risk="silu(gate) · up is rounded to bf16",
+        type=BFLOAT16,
+        units=True,
+        rows=2,
+        top_k=1,
+        residual=None,
     ),
     MoeExpertsCase(
         name="bf16_cancelling",

@@ -164,6 +164,13 @@ CASES = [
         stop_ids=(2,),
         **_CHAIN,
     ),
+    TreeAcceptCase(
+        name="stop_behind_limit",
+        risk="a stop token that the limit cuts off is no reason",
+        limit=5,
+        stop_ids=(4,),
+        **_CHAIN,
+    ),
     TreeAcceptCase(name="first_round", risk="nothing generated, prefix 0", generated=0, prefix=0, **_CHAIN),
     TreeAcceptCase(
         name="nan_on_path", risk="a row of NaN commits nothing", **{**_CHAIN, "next_tokens": (1, 2, -1, 4, 5)}

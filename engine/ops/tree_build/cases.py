@@ -34,6 +34,9 @@ class TreeBuildCase(Case):
             "peaked": lambda: np.eye(self.vocab)[rng.integers(0, self.vocab, self.levels)] * 1000,
             "one_ulp": lambda: 8 + np.spacing(np.float32(8)) * rng.permutation(self.vocab) * np.ones(shape),
             "offset": lambda: 1e4 + rng.standard_normal(shape),
+            # A kernel that looks at tokens in groups of so many apart finds all of the best in a few of them.
+            "crowded": lambda: np.round(rng.standard_normal(shape), 1) + 10 * (np.arange(self.vocab) % 128 < 63),
+            "crowded_equal": lambda: np.zeros(shape) + 10 * (np.arange(self.vocab) % 128 < 63),
         }[self.logits]()
         x = np.array(x, np.float32)
         for level, token, value in self.special:
@@ -127,6 +130,22 @@ CASES = [
     TreeBuildCase(name="deep", risk="block 16", levels=15, budget=48, vocab=33),
     TreeBuildCase(name="two_tokens", risk="the smallest vocabulary", vocab=2, budget=16),
     TreeBuildCase(name="vocabulary", risk="K2's vocabulary", levels=2, vocab=163840, budget=16),
+    TreeBuildCase(
+        name="crowded",
+        risk="the best tokens in few groups, and ties among them",
+        levels=2,
+        vocab=163840,
+        budget=64,
+        logits="crowded",
+    ),
+    TreeBuildCase(
+        name="crowded_equal",
+        risk="more equal best tokens in few groups than can be ranked at once",
+        levels=1,
+        vocab=163840,
+        budget=64,
+        logits="crowded_equal",
+    ),
     TreeBuildCase(name="token_0", risk="token id 0 taken for padding", vocab=9, special=((0, 0, 30), (1, 0, 30))),
     TreeBuildCase(
         name="minus_inf",

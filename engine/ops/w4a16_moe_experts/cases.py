@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.measure import BFLOAT16, FLOAT32, Refusal, load
+from engine.measure import BFLOAT16, FLOAT32, Refusal, load, store
 from engine.ops.moe_experts.cases import ExpertsCase
 from engine.ops.w4a16_gemm.cases import int4_weights
 from reference import ops
+from reference.quantize import pack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,12 @@ class W4a16MoeExpertsCase(ExpertsCase):
     scales: str = "ordinary"
     different: int | None = None  # so many different experts, repeated: quick to make; None: all differ
 
+    def matrix(self, rng, n, k, first=0):
+        """Codes and scales."""
+        if not self.units:
+            return int4_weights(rng, (n, k), self.group, self.scale_type, self.scales)
+        return pack(np.eye(n, k, first, np.int8)), store(np.ones((n, k // self.group)), self.scale_type)
+
     def weights(self, rng):
         h, i = self.hidden, self.intermediate
         experts = []
@@ -24,9 +31,7 @@ class W4a16MoeExpertsCase(ExpertsCase):
             if self.different and e >= self.different:
                 experts.append(dict(experts[e % self.different], expert=e))
                 continue
-            gate, up, down = (
-                int4_weights(rng, shape, self.group, self.scale_type, self.scales) for shape in ((i, h), (i, h), (h, i))
-            )
+            gate, up, down = (self.matrix(rng, *shape) for shape in ((i, h), (i, h, i), (h, i)))
             experts.append(
                 dict(
                     expert=e,
@@ -91,6 +96,15 @@ CASES = [
     W4a16MoeExpertsCase(name="bf16_scales", risk="bf16 scales under float32", scale_type=BFLOAT16),
     W4a16MoeExpertsCase(
         name="bf16", risk="sum over slots in fp32, one rounding", top_k=4, hidden=96, invariance=True, **_BF16
+    ),
+    W4a16MoeExpertsCase(
+        name="bf16_units",
+        risk="silu(gate) · up is rounded to bf16",
+        units=True,
+        rows=2,
+        top_k=1,
+        residual=None,
+        **_BF16,
     ),
     W4a16MoeExpertsCase(
         name="bf16_cancelling",

@@ -2,9 +2,9 @@
 
     python -m tests.cuda.emulator --build DIR [--operators NAME …]
 
-Makes DIR/libkdtree_emulated.so, which engine.check and tests.cuda.decode take for a library: so the kernels' logic,
-barriers and warp operations included, is checked on a machine without a GPU. Arithmetic is the host's, and nothing
-here says anything about speed.
+Makes DIR/libkdtree_emulated.so, which engine.check takes for a library (and tests.cuda.decode, for models of a few
+thousand weights): so the kernels' logic, barriers and warp operations included, is checked on a machine without a
+GPU. Arithmetic is the host's, and nothing here says anything about speed.
 """
 
 import argparse
