@@ -270,9 +270,9 @@ def _open_library(path: str | Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(Path(path).resolve()))
     except OSError as error:
-        raise EngineError(f"library: {path}: {short(error)}") from None
+        raise BackendError(f"library: {path}: {short(error)}") from None
     if not hasattr(library, "kdtree_create"):
-        raise EngineError(f"library: {path}: not a library of the engine")
+        raise BackendError(f"library: {path}: not a library of the engine")
     return library
 
 

@@ -111,7 +111,7 @@ def test_library(fails, bundle, write, monkeypatch, tmp_path):
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu/libkdtree_cpu.so").write_bytes(b"\x7fELF")
     line = fails("engine", "generate", "--bundle", bundle, "--prompt-tokens", "1", "--device", "cpu")
-    assert line.startswith(f"{bundle}: library: {tmp_path}/cpu/libkdtree_cpu.so: ")
+    assert line.startswith(f"library: {tmp_path}/cpu/libkdtree_cpu.so: ")
 
 
 @pytest.mark.parametrize("argument", [b"caf\xe9", b"\xff\xfe"])

@@ -124,7 +124,7 @@ def test_run(run, bundle, write, tmp_path):
     assert run(**{"block-size": 0}) == f"{bundle}: block_size: 0: must lie in 1..1048576"
     assert run(**{"tree-budget": -1}) == f"{bundle}: tree_budget: -1: must lie in 0..1048576"
     assert run(**{"max-new-tokens": 0}) == f"{bundle}: prompt: 2 tokens: the context holds 2"
-    assert run(library=cut).startswith(f"{bundle}: library: {cut}: ")
+    assert run(library=cut).startswith(f"library: {cut}: ")
 
 
 def test_vocabulary_of_another_model(run, write, bundle, tmp_path):
