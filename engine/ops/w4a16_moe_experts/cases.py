@@ -8,7 +8,6 @@ from engine.measure import BFLOAT16, FLOAT32, Refusal, load, store
 from engine.ops.moe_experts.cases import ExpertsCase
 from engine.ops.w4a16_gemm.cases import int4_weights
 from reference import ops
-from reference.quantize import pack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,9 @@ class W4a16MoeExpertsCase(ExpertsCase):
         """Codes and scales."""
         if not self.units:
             return int4_weights(rng, (n, k), self.group, self.scale_type, self.scales)
-        return pack(np.eye(n, k, first, np.int8)), store(np.ones((n, k // self.group)), self.scale_type)
+        codes = 8 + np.eye(n, k, first, np.uint32).reshape(n, -1, 8)
+        words = (codes << 4 * np.arange(8, dtype=np.uint32)).sum(axis=-1, dtype=np.uint32)
+        return words.view(np.int32), store(np.ones((n, k // self.group)), self.scale_type)
 
     def weights(self, rng):
         h, i = self.hidden, self.intermediate
