@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files: written whole or not at all; JSON that is read names its file where it is damaged."""
 
 import contextlib
 import json

@@ -445,6 +445,13 @@ def matrix_variants(wildcards):
 MUTATED_BUNDLES = [*FLOAT_BUNDLES[-1:], *QUANTISED_BUNDLES[-1:]]
 
 
+def emulated_sources(wildcards):
+    """What the emulator of CUDA threads compiles."""
+    roots = [*UNITS["cuda"].values(), *map(str, Path("tests/cuda/emulator").glob("*.cpp"))]
+    emulator_headers = map(str, Path("tests/cuda/emulator").glob("*.h"))
+    return sorted({*roots, *emulator_headers, *(header for root in roots for header in c_headers(root))})
+
+
 # ---- bench
 
 
@@ -457,18 +464,11 @@ def a_gpu(wildcards):
     return []
 
 
-def emulated_sources(wildcards):
-    """What the emulator of CUDA threads compiles."""
-    roots = [*UNITS["cuda"].values(), *map(str, Path("tests/cuda/emulator").glob("*.cpp"))]
-    emulator_headers = map(str, Path("tests/cuda/emulator").glob("*.h"))
-    return sorted({*roots, *emulator_headers, *(header for root in roots for header in c_headers(root))})
-
-
 # ---- after a failure
 
 
 def discard_stale_verdicts():
-    """A verdict must not outlive the failure of what it vouches for."""
+    """A verdict, the CUDA build's too, must not outlive the failure of what it vouches for."""
     for verdict in [*Path("results").glob("*.pass"), Path("results/build/cuda/resources.json")]:
         verdict.unlink(missing_ok=True)
 
