@@ -96,6 +96,8 @@ class ReadAhead:
             source = self._waiting.popleft()
             self._reader.submit(source.file.fetch, source.entry)
             self._ahead += source.entry.end - source.entry.begin
+        if not self._waiting:
+            self._reader.shutdown(wait=False)  # its thread ends with what it was given
 
 
 @dataclasses.dataclass(frozen=True)

@@ -177,11 +177,11 @@ def address_space() -> int:
 def test_close_gives_memory_back(checkpoint, library_path):
     """A context of 16,384 makes a KV pool of 12 MB, beside the weights."""
     sizes = []
-    for _ in range(5):
+    for _ in range(4):
         with engine.Engine(checkpoint, library=library_path, context=16384, tree_budget=0) as opened:
             opened.generate([5] * 64, max_new_tokens=2, **NO_STOP)
         sizes.append(address_space())
-    assert sizes[-1] - sizes[1] < 12 << 20, sizes  # the first reads ahead, in a thread whose heap stays
+    assert sizes[-1] - sizes[0] < 12 << 20, sizes
     assert not [thread for thread in threading.enumerate() if "kdtree" in thread.name]
 
 
