@@ -72,12 +72,13 @@ void large_gemm(Record& record) {
       results[outputs > tail].insert(results[outputs > tail].end(), row.begin(), row.end());
     }
   }
-  double largest = 0, difference = 0;  // the order of a sum may depend on the number of outputs
+  double largest = 0, difference = 0;  // a streaming sum's order depends on the number of outputs
   for (size_t i = 0; i < results[0].size(); ++i) {
     largest = std::max<double>(largest, std::abs(results[0][i]));
     difference = results[1][i] == results[1][i] ? std::max<double>(difference, std::abs(results[0][i] - results[1][i])) : 1e9;
   }
-  record.add("offsets.gemm_past_2^31", difference / largest, 1e-4);
+  const bool plain = std::strstr(backend::variant(), "plain");
+  record.add("offsets.gemm_past_2^31", difference / largest, plain ? 0 : 1e-4);
 }
 
 // Keys past 2^31 elements: one key far in the pool outweighs all others, so the output is its latent.
