@@ -50,7 +50,7 @@ class Fault:
 
 FAULTS = [
     Fault("no_gpu", r"no usable GPU: .* CUDA \d+\.\d", environment={"CUDA_VISIBLE_DEVICES": ""}),
-    Fault("unknown_rung", "KDTREE_CUDA: fast: must be plain, stream or async", environment={"KDTREE_CUDA": "fast"}),
+    Fault("unknown_rung", "KDTREE_CUDA: fast: must be plain or stream", environment={"KDTREE_CUDA": "fast"}),
     Fault("no_memory", r"\d+ bytes: out of memory, \d+ are free", program=("-c", HOLD_ALL_MEMORY)),
     Fault("no_code_for_this_gpu", r"compute capability \d+\.\d, for which this library holds no code",
           rebuilt=("backend/cuda/backend.cu",), arch="75"),

@@ -13,7 +13,7 @@ ARCHS=${ARCHS:-90a}
 BUILD=results/build/on_gpu  # beside the ladder's, which has code for other GPUs too
 LIBRARY=$BUILD/libkdtree_cuda.so
 JOBS=$(nproc)
-RUNGS=${RUNGS:-plain stream async}  # of the matrix kernels, which only bf16 activations tell apart
+RUNGS=${RUNGS:-plain stream}  # of the matrix kernels, which only bf16 activations tell apart
 ALL_OPERATORS=$(cd engine/ops && ls -d */op.h | sed 's|/op.h||')
 OPERATORS=${OPERATORS:-$ALL_OPERATORS}  # to check
 mkdir -p "$BUILD"/{backend,tests} "$OUT"/{checks,repeats,decode,logs}
@@ -60,7 +60,7 @@ decode() {
   for bundle in results/bundles/*.safetensors; do
     local name
     name=$(basename "$bundle" .safetensors)
-    for run in "plain float32" "plain bfloat16" "stream bfloat16" "async bfloat16"; do
+    for run in "plain float32" "plain bfloat16" "stream bfloat16"; do
       read -r rung activations <<< "$run"
       echo "KDTREE_CUDA=$rung $PYTHON -m tests.cuda.decode --library $LIBRARY --bundle $bundle" \
         "--golden results/golden/$name.safetensors --activations $activations" \
@@ -75,11 +75,7 @@ measure() {
   timeout 60 $BUILD/measure_tree "$OUT/tree.json"
   for rung in $RUNGS; do KDTREE_CUDA=$rung timeout 100 $BUILD/measure_ops "$OUT/operators.$rung.json"; done
 }
-experts() {
-  for rung in stream async; do
-    KDTREE_CUDA=$rung timeout 100 $BUILD/check_experts "$OUT/checks/experts_at_k2_size.$rung.json"
-  done
-}
+experts() { timeout 100 $BUILD/check_experts "$OUT/checks/experts_at_k2_size.json"; }
 bench() {
   timeout 400 $PYTHON -m engine.bench_cuda --library $LIBRARY --probes $BUILD/libprobes_cuda.so --output "$OUT/cuda.json"
 }

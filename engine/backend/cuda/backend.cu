@@ -65,7 +65,7 @@ const char* init() {
   cuda::multiprocessors = properties.multiProcessorCount;
   const char* name = std::getenv("KDTREE_CUDA");
   if (!cuda::choose_rung(name)) {
-    std::snprintf(reason, sizeof reason, "KDTREE_CUDA: %.64s: must be plain, stream or async", name);
+    std::snprintf(reason, sizeof reason, "KDTREE_CUDA: %.64s: must be plain or stream", name);
     return reason;
   }
   std::snprintf(architecture, sizeof architecture, "sm_%d%d %s", properties.major, properties.minor,

@@ -54,6 +54,19 @@ __device__ inline void load8(const bf16* p, float (&v)[8]) {
   }
 }
 
+// Four elements in one 8-byte access; p is 8-byte aligned.
+__device__ inline void load4(const bf16* p, float (&v)[4]) {
+  const uint2 pairs = *reinterpret_cast<const uint2*>(p);
+  v[0] = __uint_as_float(pairs.x << 16), v[1] = __uint_as_float(pairs.x & 0xFFFF0000u);
+  v[2] = __uint_as_float(pairs.y << 16), v[3] = __uint_as_float(pairs.y & 0xFFFF0000u);
+}
+__device__ inline void store4(bf16* p, const float (&v)[4]) {
+  __align__(8) bf16 four[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) four[i] = rounded<bf16>(v[i]);
+  *reinterpret_cast<uint2*>(p) = *reinterpret_cast<const uint2*>(four);
+}
+
 // Larger value, larger integer; −0 equals +0; NaN is below everything.
 __device__ inline uint32_t ordered(float v) {
   if (v != v) return 0;

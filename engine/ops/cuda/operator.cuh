@@ -12,21 +12,16 @@ namespace kdtree::cuda {
 // Of the device in use; backend::init sets it. Sizes grids only: no sum is ever split by it.
 extern int multiprocessors;
 
-// Of the matrix kernels: plain, or the streaming tensor cores where bf16 and the shape allow, which get the rows of x by
-// a bulk copy each or by the copy warp's own 16-byte copies. backend::init sets it from the environment's KDTREE_CUDA.
-// Weights are packed for a rung, so it must not change afterwards.
-enum class Rung { kPlain, kStream, kAsync };
+// Of the matrix kernels: plain, or the streaming tensor cores where bf16 and the shape allow. backend::init sets it from
+// the environment's KDTREE_CUDA. Weights are packed for a rung, so it must not change afterwards.
+enum class Rung { kPlain, kStream };
 extern Rung rung;
 
 // By its name; false if there is none of that name. Null: the default.
 inline bool choose_rung(const char* name) {
-  static const struct {
-    const char* name;
-    Rung rung;
-  } rungs[] = {{"plain", Rung::kPlain}, {"stream", Rung::kStream}, {"async", Rung::kAsync}};
-  for (const auto& one : rungs)
-    if (!std::strcmp(name ? name : "stream", one.name)) return rung = one.rung, true;
-  return false;
+  if (name && std::strcmp(name, "plain") && std::strcmp(name, "stream")) return false;
+  rung = name && !std::strcmp(name, "plain") ? Rung::kPlain : Rung::kStream;
+  return true;
 }
 
 // What a block of sm_120 may use; sm_90 has more, but a kernel is one source for both.

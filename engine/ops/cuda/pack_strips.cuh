@@ -55,6 +55,16 @@ size_t strip_bytes(int strips, int k) {
   return static_cast<size_t>(strips) * static_cast<size_t>(ceil_div(k, 64)) * Strips::kUnitBytes;
 }
 
+// Strip and unit of the i-th unit in memory.
+struct UnitAt {
+  int strip, unit;
+  __device__ UnitAt(int64_t i, int strips, int units) {
+    const auto first = static_cast<int>(i / (kStrips * int64_t{units}) * kStrips), here = min(kStrips, strips - first);
+    const auto in_tile = static_cast<int>(i - int64_t{first} * units);
+    strip = first + in_tile % here, unit = in_tile / here;
+  }
+};
+
 // The eight codes of a bundle's word in the order of Int4Strips.
 __host__ __device__ inline uint32_t permuted(uint32_t word) {
   uint32_t to = 0;
@@ -69,8 +79,9 @@ static __global__ void permute_int4(StripSource<uint32_t> codes, StripSource<bf1
   const int units = ceil_div(k, 64);
   const int64_t count = int64_t{strips} * units * kWords;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
-    const int at = static_cast<int>(i % kWords), unit = static_cast<int>(i / kWords % units);
-    const int strip = static_cast<int>(i / kWords / units);
+    const int at = static_cast<int>(i % kWords);
+    const UnitAt at_unit(i / kWords, strips, units);
+    const int strip = at_unit.strip, unit = at_unit.unit;
     if (at < kCodes) {
       const int lane = at / 4, word = 8 * unit + at / 2 % 2 * 4 + lane % 4;
       packed[i] = word < k / 8 ? permuted(codes.at(strip, at % 2, lane / 4, k / 8, word, 0x88888888u)) : 0x88888888u;
@@ -93,8 +104,9 @@ __global__ void permute_bf16(StripSource<T> w, int k, int strips, uint32_t* pack
   const int units = ceil_div(k, 64);
   const int64_t count = int64_t{strips} * units * kWords;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
-    const int at = static_cast<int>(i % kWords), unit = static_cast<int>(i / kWords % units);
-    const int strip = static_cast<int>(i / kWords / units);
+    const int at = static_cast<int>(i % kWords);
+    const UnitAt at_unit(i / kWords, strips, units);
+    const int strip = at_unit.strip, unit = at_unit.unit;
     const int lane = at / 4 % 32, half_and_product = at / 128;
     const int input = 64 * unit + half_and_product / 2 * 32 + lane % 4 * 8 + half_and_product % 2 * 4 + at / 2 % 2 * 2;
     const auto value = [&](int column) -> uint32_t {
@@ -117,10 +129,11 @@ void pack_strips(StripSource<T> w, int k, int strips, void* packed, cudaStream_t
   permute_bf16<T><<<grid_for(words, 256, 8), 256, 0, stream>>>(w, k, strips, static_cast<uint32_t*>(packed));
 }
 
-// A float matrix [n, k] in host memory, some strips at a time.
+// A float matrix [n, k] in host memory, some tiles at a time.
 template <class T>
 cudaError_t stage_strips(const T* w, int n, int k, void* packed, cudaStream_t stream) {
-  const int at_once = static_cast<int>(std::max<int64_t>(1, (int64_t{64} << 20) / (16 * sizeof(T) * int64_t{k})));
+  const int64_t tile_bytes = int64_t{16} * kStrips * k * static_cast<int64_t>(sizeof(T));
+  const int at_once = kStrips * static_cast<int>(std::max<int64_t>(1, (int64_t{64} << 20) / tile_bytes));
   for (int strip = 0; strip < ceil_div(n, 16); strip += at_once) {
     const int rows = std::min(16 * at_once, n - 16 * strip);
     const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(k) * sizeof(T);

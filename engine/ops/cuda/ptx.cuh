@@ -51,19 +51,14 @@ __device__ inline void wait_phase(uint64_t* barrier, uint32_t parity) {
 }
 
 // ---- bulk copies: 16-byte aligned addresses and size; the bytes count towards the barrier's phase -----------------
-__device__ inline void copy_rows(void* to, const void* from, int bytes, uint64_t* barrier) {
+// Weights are read once, hence evict-first: activations and partial sums keep the L2. sm_120 faults on such policies.
+__device__ inline void copy_weights(void* to, const void* from, int bytes, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 1200
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
           shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
-}
-// What the block's threads have written may be overwritten by bulk copies that are issued from now on.
-__device__ inline void let_copies_overwrite() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Weights are read once, hence evict-first: activations and partial sums keep the L2. sm_120 faults on such policies.
-__device__ inline void copy_weights(void* to, const void* from, int bytes, uint64_t* barrier) {
-#if __CUDA_ARCH__ >= 1200
-  copy_rows(to, from, bytes, barrier);
 #else
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -74,21 +69,30 @@ __device__ inline void copy_weights(void* to, const void* from, int bytes, uint6
       : "memory");
 #endif
 }
+// What the block's threads have written may be overwritten by bulk copies that are issued from now on.
+__device__ inline void let_copies_overwrite() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- clusters: blocks that run side by side and read each other's shared memory ----------------------------------
 // Every thread of every block of the cluster; writes to shared memory before it are seen after it, in all of them.
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
-// What lies at p, an address in the caller's shared memory, in that of the cluster's block `rank`.
-__device__ inline float4 load_from_block(const float4* p, unsigned rank) {
-  uint32_t address;
+// The same, for threads that only read: the values have come, since they have been used.
+__device__ inline void cluster_sync_after_reads() {
+  asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait;" ::: "memory");
+}
+// What lies at p, an address in the caller's shared memory, in that of the cluster's block `rank`; zeros if not `there`.
+__device__ inline float4 load_from_block_if(bool there, const float4* p, unsigned rank) {
   float4 v;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
+  asm volatile(
+      "{\n\t.reg .pred there;\n\t.reg .u32 address;\n\t"
+      "setp.ne.u32 there, %6, 0;\n\t"
+      "mov.f32 %0, 0f00000000;\n\tmov.f32 %1, 0f00000000;\n\tmov.f32 %2, 0f00000000;\n\tmov.f32 %3, 0f00000000;\n\t"
+      "mapa.shared::cluster.u32 address, %4, %5;\n\t"
+      "@there ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [address];\n\t}"
+      : "=&f"(v.x), "=&f"(v.y), "=&f"(v.z), "=&f"(v.w)
+      : "r"(shared_address(p)), "r"(rank), "r"(static_cast<unsigned>(there))
+      : "memory");
   return v;
 }
 
@@ -109,23 +113,41 @@ __device__ inline void let_next_grid_start() { asm volatile("griddepcontrol.laun
 // Launches a kernel that may start before the one in front of it has ended, and that calls wait_for_grid_in_front
 // before it touches what that one reads or writes. As every such kernel waits, the end of one is the end of all before.
 // `cluster` blocks, of which grid is a multiple, make a cluster.
+class EarlyInClusters {
+ public:
+  EarlyInClusters(unsigned cluster, unsigned grid, unsigned threads, size_t shared_bytes, cudaStream_t stream) {
+    attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes_[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes_[1].id = cudaLaunchAttributeClusterDimension;
+    attributes_[1].val.clusterDim.x = cluster;
+    attributes_[1].val.clusterDim.y = attributes_[1].val.clusterDim.z = 1;
+    config.gridDim = grid;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes_;
+    config.numAttrs = cluster > 1 ? 2 : 1;
+  }
+  EarlyInClusters(const EarlyInClusters&) = delete;
+  EarlyInClusters& operator=(const EarlyInClusters&) = delete;
+  cudaLaunchConfig_t config = {};
+
+ private:
+  cudaLaunchAttribute attributes_[2];
+};
 template <class... Parameters, class... Arguments>
 void launch_early_in_clusters(unsigned cluster, void (*kernel)(Parameters...), unsigned grid, unsigned threads,
                               size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = cluster;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
-  cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+  const EarlyInClusters launch(cluster, grid, threads, shared_bytes, stream);
+  cudaLaunchKernelEx(&launch.config, kernel, static_cast<Parameters>(arguments)...);
+}
+// How many clusters of that size the device holds at once.
+template <class... Parameters>
+unsigned most_clusters(unsigned cluster, void (*kernel)(Parameters...), unsigned threads, size_t shared_bytes) {
+  int count = 0;
+  const EarlyInClusters launch(cluster, cluster, threads, shared_bytes, nullptr);
+  cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config);
+  return static_cast<unsigned>(count);
 }
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), unsigned grid, unsigned threads, size_t shared_bytes,

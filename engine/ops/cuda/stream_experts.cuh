@@ -128,8 +128,8 @@ static __global__ void __launch_bounds__(kMostExperts)
 template <class W>
 struct GateUpJob {
   using Strips = W;
-  static constexpr int kBlockRows = kExpertRows, kCopyWarps = 2;
-  static constexpr bool kSplits = false, kWeightsAhead = false;
+  static constexpr int kBlockRows = kExpertRows;
+  static constexpr bool kSplits = false, kWeightsAhead = false, kGathers = true;
   Tiling tiling;
   ExpertBlocks sorted;
   const char* packed;
@@ -143,6 +143,7 @@ struct GateUpJob {
   __device__ const char* weights(int expert) const { return packed + expert * expert_bytes; }
   __device__ int entry(const Block& block, int i) const { return sorted.pair(block, i); }
   __device__ const bf16* inputs(int pair) const { return x + int64_t{pair / top_k} * tiling.inputs; }
+  __device__ int64_t stride() const { return 0; }
   __device__ void store(int pair, int strip, int g, float gate, float up) const {
     const int output = 8 * strip + g;
     if (output < intermediate) middle[int64_t{pair} * intermediate + output] = rounded<bf16>(swiglu(gate, up));
@@ -152,8 +153,8 @@ struct GateUpJob {
 template <class W>
 struct DownJob {
   using Strips = W;
-  static constexpr int kBlockRows = kExpertRows, kCopyWarps = 2;
-  static constexpr bool kSplits = false, kWeightsAhead = true;
+  static constexpr int kBlockRows = kExpertRows;
+  static constexpr bool kSplits = false, kWeightsAhead = true, kGathers = true;
   Tiling tiling;
   ExpertBlocks sorted;
   const char* packed;  // of expert 0's down
@@ -166,6 +167,7 @@ struct DownJob {
   __device__ const char* weights(int expert) const { return packed + expert * expert_bytes; }
   __device__ int entry(const Block& block, int i) const { return sorted.pair(block, i); }
   __device__ const bf16* inputs(int pair) const { return middle + int64_t{pair} * tiling.inputs; }
+  __device__ int64_t stride() const { return 0; }
   __device__ void store(int pair, int strip, int g, float low, float high) const {
     const int output = 16 * strip + g;
     float* to = down + int64_t{pair} * tiling.outputs + output;
@@ -180,15 +182,10 @@ static __global__ void __launch_bounds__(128)
               bf16* y, int hidden, int top_k, bool aligned) {
   wait_for_grid_in_front();
   const int64_t count = int64_t{*n_rows} * (hidden / 4);
-  const auto load4 = [&](const bf16* p, float (&v)[4]) {
-    if (aligned) {
-      const uint2 pairs = *reinterpret_cast<const uint2*>(p);
-      v[0] = __uint_as_float(pairs.x << 16), v[1] = __uint_as_float(pairs.x & 0xFFFF0000u);
-      v[2] = __uint_as_float(pairs.y << 16), v[3] = __uint_as_float(pairs.y & 0xFFFF0000u);
-    } else {
+  const auto load = [&](const bf16* p, float (&v)[4]) {
+    if (aligned) return load4(p, v);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) v[c] = to_float(p[c]);
-    }
+    for (int c = 0; c < 4; ++c) v[c] = to_float(p[c]);
   };
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
     const int64_t row = i / (hidden / 4), column = i % (hidden / 4) * 4, at = row * hidden + column;
@@ -202,20 +199,17 @@ static __global__ void __launch_bounds__(128)
       sum[2] = fmaf(weight, v.z, sum[2]), sum[3] = fmaf(weight, v.w, sum[3]);
     }
     if (shared) {
-      load4(shared + at, other);
+      load(shared + at, other);
 #pragma unroll
       for (int c = 0; c < 4; ++c) sum[c] += other[c];
     }
     if (residual) {
-      load4(residual + at, other);
+      load(residual + at, other);
 #pragma unroll
       for (int c = 0; c < 4; ++c) sum[c] = other[c] + sum[c];
     }
     if (aligned) {
-      __align__(8) bf16 four[4];
-#pragma unroll
-      for (int c = 0; c < 4; ++c) four[c] = rounded<bf16>(sum[c]);
-      *reinterpret_cast<uint2*>(y + at) = *reinterpret_cast<const uint2*>(four);
+      store4(y + at, sum);
     } else {
 #pragma unroll
       for (int c = 0; c < 4; ++c) y[at + c] = rounded<bf16>(sum[c]);

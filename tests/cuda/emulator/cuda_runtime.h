@@ -38,12 +38,15 @@ cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
   return 0;
 }
 
+enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
+
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 struct float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) uint2 { uint32_t x, y; };
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 

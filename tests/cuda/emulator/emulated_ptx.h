@@ -6,7 +6,7 @@
 #define __grid_constant__
 
 struct alignas(16) int4 { int32_t x, y, z, w; };
-struct alignas(8) uint2 { uint32_t x, y; };
+
 
 template <class T>
 T __ldcg(const T* p) {
@@ -23,6 +23,8 @@ inline cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t) {
   return 0;
 }
 inline cudaError_t cudaFreeAsync(void* memory, cudaStream_t) { return std::free(memory), 0; }
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = emulator::kSharedBytes, 0; }
 
 namespace kdtree::cuda {
 
@@ -93,7 +95,7 @@ inline void wait_phase(uint64_t* barrier, uint32_t parity) {
     }
   }
 }
-inline void copy_rows(void* to, const void* from, int bytes, uint64_t* barrier) {
+inline void copy_weights(void* to, const void* from, int bytes, uint64_t* barrier) {
   const uintptr_t all = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | static_cast<uintptr_t>(bytes);
   if (all % 16 || bytes <= 0) refuse_ptx("a bulk copy of other than whole 16-byte pieces");
   pending_copies.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes, emulated(barrier), {}});
@@ -110,21 +112,23 @@ inline void arrive_when_copied(uint64_t* barrier) {
   pieces_of_thread[emulator::running.current].clear();
   ++barrier_generation;
 }
-inline void copy_weights(void* to, const void* from, int bytes, uint64_t* barrier) {
-  copy_rows(to, from, bytes, barrier);
-}
 inline void wait_for_grid_in_front() {}
 inline void let_next_grid_start() {}
 inline void let_copies_overwrite() {}
 inline void cluster_sync() { emulator::wait(emulator::running.cluster_barrier, emulator::running.alive); }
-inline float4 load_from_block(const float4* p, unsigned rank) {
+inline void cluster_sync_after_reads() { cluster_sync(); }
+inline float4 load_from_block_if(bool there, const float4* p, unsigned rank) {
   const auto offset = reinterpret_cast<const char*>(p) - emulator::dynamic_shared;
-  return *reinterpret_cast<const float4*>(emulator::shared_memory[rank] + offset);
+  return there ? *reinterpret_cast<const float4*>(emulator::shared_memory[rank] + offset) : float4{0, 0, 0, 0};
 }
 template <class... Parameters, class... Arguments>
 void launch_early_in_clusters(unsigned cluster, void (*kernel)(Parameters...), unsigned grid, unsigned threads,
                               size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
   emulator::launch(grid, threads, shared_bytes, stream, [=] { kernel(static_cast<Parameters>(arguments)...); }, cluster);
+}
+template <class... Parameters>
+unsigned most_clusters(unsigned cluster, void (*)(Parameters...), unsigned, size_t) {
+  return std::max(1u, 4 / cluster);
 }
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), unsigned grid, unsigned threads, size_t shared_bytes,
