@@ -23,7 +23,8 @@ constexpr int kMaxStages = 8;
 constexpr int kMostSplits = 8;
 constexpr size_t kBarrierBytes = 2 * kClasses * kMaxStages * sizeof(uint64_t);
 constexpr size_t kZeroBytes = 512;  // a row of x in a stage
-constexpr size_t kStageOffset = kBarrierBytes + kZeroBytes;  // in shared memory
+constexpr size_t kCountsOffset = kBarrierBytes + kZeroBytes;  // in shared memory
+constexpr size_t kStageOffset = kCountsOffset + 16 * sizeof(uint64_t);
 
 __host__ __device__ constexpr int class_of(int rows) {
   return rows > 32 ? 0 : rows > 16 ? 1 : rows > 8 ? 2 : 3;
@@ -290,7 +291,7 @@ __device__ void consume(const Job& job, unsigned item, unsigned items, unsigned 
       for (int i = 0; i < 2; ++i) entries[r][i] = job.entry(block, min(8 * r + 2 * t + i, block.count - 1));
     float total[kRowTiles][4] = {};
     multiply_item<Job>(ring, tile.halves, tile.strips, block.count, total);
-    if (kRowTiles == 8) {  // found again rather than kept in registers that the loop needs
+    if (kRowTiles >= 4 && !Job::kGathers) {  // found again rather than kept in registers that the loop needs
       asm volatile("" : "+r"(item));
       block = job.block(first_block + item / tiles), tile = tiling.tile(item % tiles);
     }
@@ -315,9 +316,15 @@ __device__ void consume(const Job& job, unsigned item, unsigned items, unsigned 
   }
 }
 
+// Blocks of each class, as every warp has read it: in shared memory, since registers are short.
+__device__ inline volatile uint64_t* counts_of_warp() {
+  return reinterpret_cast<uint64_t*>(shared_memory() + kCountsOffset) + warp_id();
+}
+
 template <int kRowTiles, class Job>
-__device__ void stream_class(const Job& job, uint64_t counts) {
+__device__ void stream_class(const Job& job) {
   using S = Stage<typename Job::Strips, kRowTiles>;
+  const uint64_t counts = *counts_of_warp();
   const unsigned tiles = job.tiling.tiles(), items = blocks_of(counts, S::kClass) * tiles, grid = gridDim.x;
   if (items == 0) return;  // for the whole grid
   unsigned first_block = 0;
@@ -362,11 +369,12 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_tiles(co
   __syncthreads();
   if (!Job::kWeightsAhead || warp_id() != kStrips + 1) wait_for_grid_in_front();
   let_next_grid_start();
-  const uint64_t counts = job.blocks();
-  if constexpr (Job::kBlockRows > 32) stream_class<8>(job, counts);
-  stream_class<4>(job, counts);
-  stream_class<2>(job, counts);
-  stream_class<1>(job, counts);
+  *counts_of_warp() = job.blocks();
+  __syncwarp();
+  if constexpr (Job::kBlockRows > 32) stream_class<8>(job);
+  stream_class<4>(job);
+  stream_class<2>(job);
+  stream_class<1>(job);
 }
 
 // Thread blocks of a grid that run at once, by the size of a cluster.
