@@ -102,7 +102,8 @@ extern "C" {
 
 int bench_init() {
   cuda::choose_rung(std::getenv("KDTREE_CUDA"));
-  return cudaDeviceGetAttribute(&cuda::multiprocessors, cudaDevAttrMultiProcessorCount, 0);
+  const cudaError_t error = cudaDeviceGetAttribute(&cuda::multiprocessors, cudaDevAttrMultiProcessorCount, 0);
+  return error == cudaSuccess ? cuda::init_w4a16_moe_experts() : error;
 }
 
 // Bytes of an expert's layer in the library's layout; what the library's packed_bytes must agree with.

@@ -193,6 +193,7 @@ int main(int count, char** arguments) {
   if (count != 2) return std::fprintf(stderr, "usage: check_experts <output.json>\n"), 2;
   if (!cuda::choose_rung(std::getenv("KDTREE_CUDA"))) return std::fprintf(stderr, "KDTREE_CUDA: no rung\n"), 2;
   check(cudaDeviceGetAttribute(&cuda::multiprocessors, cudaDevAttrMultiProcessorCount, 0), "device");
+  check(static_cast<cudaError_t>(cuda::init_w4a16_moe_experts()), "init");
   const Layer layer;
   Record record;
   verify(layer, record);

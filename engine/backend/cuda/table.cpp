@@ -19,10 +19,19 @@
 
 namespace kdtree::cuda {
 
+int init_gemm();
+int init_moe_experts();
 int init_tree_attention();
+int init_w4a16_gemm();
+int init_w4a16_moe_experts();
 
 const KernelInit* kernel_inits() {
-  static const KernelInit inits[] = {{"tree_attention", init_tree_attention}, {nullptr, nullptr}};
+  static const KernelInit inits[] = {{"gemm", init_gemm},
+                                     {"moe_experts", init_moe_experts},
+                                     {"tree_attention", init_tree_attention},
+                                     {"w4a16_gemm", init_w4a16_gemm},
+                                     {"w4a16_moe_experts", init_w4a16_moe_experts},
+                                     {nullptr, nullptr}};
   return inits;
 }
 

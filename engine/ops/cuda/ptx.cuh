@@ -143,11 +143,10 @@ void launch_early_in_clusters(unsigned cluster, void (*kernel)(Parameters...), u
 }
 // How many clusters of that size the device holds at once.
 template <class... Parameters>
-unsigned most_clusters(unsigned cluster, void (*kernel)(Parameters...), unsigned threads, size_t shared_bytes) {
-  int count = 0;
+cudaError_t most_clusters(int* count, unsigned cluster, void (*kernel)(Parameters...), unsigned threads,
+                          size_t shared_bytes) {
   const EarlyInClusters launch(cluster, cluster, threads, shared_bytes, nullptr);
-  cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config);
-  return static_cast<unsigned>(count);
+  return cudaOccupancyMaxActiveClusters(count, kernel, &launch.config);
 }
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), unsigned grid, unsigned threads, size_t shared_bytes,

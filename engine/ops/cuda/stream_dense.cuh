@@ -64,6 +64,7 @@ struct StreamDense {
   Tiling tiling;
   StreamDense(int64_t max_rows, int outputs, int inputs) : max_rows(max_rows), tiling(outputs, inputs, true) {}
 
+  static cudaError_t init() { return init_stream<DenseJob<W>>(); }
   size_t packed_bytes() const { return strip_bytes<W>(tiling.strips, tiling.inputs); }
   size_t workspace() const { return static_cast<size_t>(max_rows * tiling.inputs) * sizeof(bf16); }
 

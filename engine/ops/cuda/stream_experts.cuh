@@ -226,6 +226,11 @@ struct StreamExperts {
         gate_up(2 * ceil_div(s.intermediate, 8) * 8, s.hidden, false),
         down(s.hidden, s.intermediate, false) {}
 
+  static cudaError_t init() {
+    const cudaError_t error = init_stream<GateUpJob<W>>();
+    return error == cudaSuccess ? init_stream<DownJob<W>>() : error;
+  }
+
   int64_t gate_up_bytes() const { return int64_t{gate_up.strips} * gate_up.units * W::kUnitBytes; }
   int64_t expert_bytes() const { return gate_up_bytes() + int64_t{down.strips} * down.units * W::kUnitBytes; }
 

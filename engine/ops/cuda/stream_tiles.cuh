@@ -379,21 +379,26 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_tiles(co
 
 // Thread blocks of a grid that run at once, by the size of a cluster.
 template <class Job>
-struct StreamGrids {
-  unsigned blocks[kMostSplits + 1];
-  StreamGrids() {
-    cudaFuncSetAttribute(stream_tiles<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
-    blocks[1] = static_cast<unsigned>(multiprocessors * kStreamBlocks);
-    for (unsigned cluster = 2; cluster <= kMostSplits; ++cluster)
-      blocks[cluster] = cluster * std::max(1u, most_clusters(cluster, stream_tiles<Job>, kStreamThreads, kMaxSharedBytes));
+unsigned stream_blocks[kMostSplits + 1];
+
+// Before the first launch; not while a stream is captured.
+template <class Job>
+cudaError_t init_stream() {
+  cudaError_t error =
+      cudaFuncSetAttribute(stream_tiles<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
+  stream_blocks<Job>[1] = static_cast<unsigned>(multiprocessors * kStreamBlocks);
+  for (unsigned cluster = 2; Job::kSplits && error == cudaSuccess && cluster <= kMostSplits; ++cluster) {
+    int clusters = 0;
+    error = most_clusters(&clusters, cluster, stream_tiles<Job>, kStreamThreads, kMaxSharedBytes);
+    stream_blocks<Job>[cluster] = cluster * static_cast<unsigned>(std::max(1, clusters));
   }
-};
+  return error;
+}
 
 template <class Job>
 void launch_stream(const Job& job, int64_t most_items, cudaStream_t stream) {
-  static const StreamGrids<Job> grids;
   const unsigned cluster = job.tiling.splits;
-  const auto grid = static_cast<unsigned>(std::clamp<int64_t>(most_items, cluster, grids.blocks[cluster]));
+  const auto grid = static_cast<unsigned>(std::clamp<int64_t>(most_items, cluster, stream_blocks<Job>[cluster]));
   launch_early_in_clusters(cluster, stream_tiles<Job>, grid, kStreamThreads, kMaxSharedBytes, stream, job);
 }
 

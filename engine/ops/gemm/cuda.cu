@@ -94,6 +94,12 @@ void run(const GemmShape& shape, const GemmArgs& args, void* workspace, cudaStre
 
 }  // namespace
 
+namespace cuda {
+
+int init_gemm() { return StreamDense<Bf16Strips>::init(); }
+
+}  // namespace cuda
+
 const Operator gemm = {"gemm",
                        refuse_as<GemmShape, refuse>,
                        bytes_as<GemmShape, packed_bytes>,

@@ -112,6 +112,12 @@ void run(const MoeExpertsShape& shape, const MoeExpertsArgs& args, void* workspa
 
 }  // namespace
 
+namespace cuda {
+
+int init_moe_experts() { return StreamExperts<Bf16Strips>::init(); }
+
+}  // namespace cuda
+
 const Operator moe_experts = {"moe_experts",
                               refuse_as<MoeExpertsShape, refuse>,
                               bytes_as<MoeExpertsShape, packed_bytes>,

@@ -92,6 +92,12 @@ void run(const W4a16GemmShape& shape, const W4a16GemmArgs& args, void* workspace
 
 }  // namespace
 
+namespace cuda {
+
+int init_w4a16_gemm() { return StreamDense<Int4Strips>::init(); }
+
+}  // namespace cuda
+
 const Operator w4a16_gemm = {"w4a16_gemm",
                              refuse_as<W4a16GemmShape, refuse>,
                              bytes_as<W4a16GemmShape, packed_bytes>,

@@ -116,6 +116,12 @@ void run(const W4a16MoeExpertsShape& shape, const W4a16MoeExpertsArgs& args, voi
 
 }  // namespace
 
+namespace cuda {
+
+int init_w4a16_moe_experts() { return StreamExperts<Int4Strips>::init(); }
+
+}  // namespace cuda
+
 const Operator w4a16_moe_experts = {"w4a16_moe_experts",
                                     refuse_as<W4a16MoeExpertsShape, refuse>,
                                     bytes_as<W4a16MoeExpertsShape, packed_bytes>,

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 
+#include "../../../engine/backend/cuda/table.h"
 #include "../../../engine/ops/cuda/operator.cuh"
 
 namespace kdtree::cuda {
@@ -22,7 +23,11 @@ struct Body {
 
 const char* name() { return "cuda"; }
 const char* variant() { return "emulated"; }
-const char* init() { return cuda::choose_rung(std::getenv("KDTREE_CUDA")) ? nullptr : "KDTREE_CUDA: no rung"; }
+const char* init() {
+  for (const cuda::KernelInit* kernel = cuda::kernel_inits(); kernel->init; ++kernel)
+    if (kernel->init()) return kernel->name;
+  return cuda::choose_rung(std::getenv("KDTREE_CUDA")) ? nullptr : "KDTREE_CUDA: no rung";
+}
 const char* error_text(int) { return "an emulated kernel failed"; }
 void* allocate(size_t bytes) { return std::aligned_alloc(256, (bytes + 256) / 256 * 256); }
 void release(void* memory) { std::free(memory); }

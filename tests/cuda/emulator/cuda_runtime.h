@@ -38,8 +38,6 @@ cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
   return 0;
 }
 
-enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
-
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}

@@ -24,8 +24,6 @@ inline cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t) {
 }
 inline cudaError_t cudaFreeAsync(void* memory, cudaStream_t) { return std::free(memory), 0; }
 
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = emulator::kSharedBytes, 0; }
-
 namespace kdtree::cuda {
 
 // What a barrier's 8 bytes hold.
@@ -127,8 +125,8 @@ void launch_early_in_clusters(unsigned cluster, void (*kernel)(Parameters...), u
   emulator::launch(grid, threads, shared_bytes, stream, [=] { kernel(static_cast<Parameters>(arguments)...); }, cluster);
 }
 template <class... Parameters>
-unsigned most_clusters(unsigned cluster, void (*)(Parameters...), unsigned, size_t) {
-  return std::max(1u, 4 / cluster);
+cudaError_t most_clusters(int* count, unsigned cluster, void (*)(Parameters...), unsigned, size_t) {
+  return *count = static_cast<int>(4 / cluster), 0;
 }
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), unsigned grid, unsigned threads, size_t shared_bytes,
