@@ -18,6 +18,7 @@ rule bench_probes:
         "nvcc {params.flags} -shared {input.source} -o {output} 2>&1 | tee {log} >&2"
 
 
+# What was measured before a subject failed stays in the record beside the log.
 rule bench_cuda:
     input:
         a_gpu,
@@ -27,13 +28,14 @@ rule bench_cuda:
     output:
         "results/bench/cuda.json",
     log:
-        "results/logs/bench/cuda.log",
+        text="results/logs/bench/cuda.log",
+        record="results/logs/bench/cuda.json",
     benchmark:
         "results/benchmarks/bench/cuda.tsv"
     threads: 64  # all that the call has
     shell:
-        "python -m engine.bench_cuda --library {input.library} --probes {input.probes} --output {output}"
-        " 2>&1 | tee {log} >&2"
+        "python -m engine.bench_cuda --library {input.library} --probes {input.probes} --output {log.record}"
+        " 2>&1 | tee {log.text} >&2 && cp {log.record} {output}"
 
 
 rule plot_cuda:
