@@ -12,17 +12,19 @@ from reference.config import ModelConfig, short
 Error = tuple[tuple, object, str]  # path of the field, its value, what is wrong with it
 
 
-def check(config: dict, schema_file: str | Path, sources: list[str | Path]) -> list[str]:
+def check(config: dict, schema_file: str | Path, sources: list[str | Path], no_cuda: str | None = None) -> list[str]:
     """Fills `config`'s defaults in place and returns its errors, one line each; an empty list if there are none.
 
     `sources` are the files that `config` was merged from, the last one on top; an error names the file that
-    set the field: `error: <file>: <field>: <value>: <reason>`.
+    set the field: `error: <file>: <field>: <value>: <reason>`. `no_cuda`: why this machine cannot run CUDA, if so.
     """
     schema = yaml.safe_load(Path(schema_file).read_text())
     errors = list(_schema_errors(config, schema))
     if not errors:
         _fill_defaults(config, schema, schema)
         errors = [*_model_errors(config), *_bundle_errors(config), *_decode_errors(config)]
+        if config["device"] == "cuda" and no_cuda:
+            errors.append((("device",), "cuda", no_cuda))
     loaded = [(_shown(source), yaml.safe_load(Path(source).read_text()) or {}) for source in sources]
     return [
         f"error: {_file_of(path, loaded)}: {_dotted(path)}: {_short(value)}: {reason}" for path, value, reason in errors

@@ -14,10 +14,6 @@ sys.path.insert(0, workflow.basedir)
 from engine.config import check, float_bundle
 from engine.sanitize import FLAVOURS, compile_flags
 
-config_file, *overlays = reversed(workflow.configfiles)
-if errors := check(config, Path(workflow.basedir, "config.schema.yaml"), [config_file, *reversed(overlays)]):
-    sys.exit("\n".join(errors))
-
 
 def output_of(*command):
     """What a tool prints; empty if there is no such tool, or if it fails."""
@@ -30,13 +26,18 @@ def output_of(*command):
 # What this machine can do: compile CUDA (nvcc), run it (a GPU), both or neither.
 NVCC = re.sub(r"(?s).*release \S+ (V[\d.]+).*", r"nvcc \1", output_of("nvcc", "--version"))
 GPU = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+
+config_file, *overlays = reversed(workflow.configfiles)
+if errors := check(
+    config,
+    Path(workflow.basedir, "config.schema.yaml"),
+    [config_file, *reversed(overlays)],
+    no_cuda="no nvcc on the PATH" if not NVCC else "no GPU answers nvidia-smi" if not GPU else None,
+):
+    sys.exit("\n".join(errors))
 RUN_BACKENDS = {"auto": ["cpu", "cuda"] if NVCC and GPU else ["cpu"], "cpu": ["cpu"], "cuda": ["cuda"]}[
     config["device"]
 ]
-if config["device"] == "cuda" and not (NVCC and GPU):
-    sys.exit(
-        'error: config.yaml: device: "cuda": {}'.format("no GPU answers nvidia-smi" if NVCC else "no nvcc on the PATH")
-    )
 
 # `python` and the tools are those of snakemake's own environment, activated or not. Threads that wait sleep: jobs share
 # the cores, and a spinning one would hold up another's.

@@ -86,6 +86,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    if not args.library.is_file():
+        parser.error(f"--library: {args.library}: no such file")
     supervisor = Supervisor(args.library, args.seed)
     last = args.first + args.cases
     threads = [

@@ -21,12 +21,12 @@ def merged(base: dict, overlay: dict) -> dict:
     return result
 
 
-def errors(tmp_path, overlay: dict) -> list[str]:
+def errors(tmp_path, overlay: dict, no_cuda: str | None = None) -> list[str]:
     """Those of config.yaml under `overlay`."""
     file = tmp_path / "overlay.yaml"
     file.write_text(yaml.safe_dump(overlay))
     base = yaml.safe_load((ROOT / "config.yaml").read_text())
-    found = check(merged(base, overlay), SCHEMA, ["config.yaml", file])
+    found = check(merged(base, overlay), SCHEMA, ["config.yaml", file], no_cuda)
     return [line.replace(str(file), "overlay.yaml") for line in found]
 
 
@@ -53,6 +53,12 @@ def test_defaults_are_filled():
     assert config["device"] == "auto" and config["decode"]["stop_token_ids"] == []
     assert config["decode"]["drafter"] == {"kind": "oracle", "p": 0.3, "seed": 1}
     assert config["bundles"]["plain"] == {"model": "tiny", "dtype": "float32", "quant": None}
+
+
+def test_a_gpu_that_is_asked_for_and_not_there(tmp_path):
+    assert errors(tmp_path, {"device": "cuda"}) == []
+    assert errors(tmp_path, {"device": "auto"}, no_cuda="no nvcc") == []
+    assert errors(tmp_path, {"device": "cuda"}, no_cuda="no nvcc") == ['error: overlay.yaml: device: "cuda": no nvcc']
 
 
 def test_bundles_may_be_left_out():
