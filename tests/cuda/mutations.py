@@ -33,7 +33,9 @@ class Mutation:
     name: str
     operator: str  # whose object is compiled again and whose checks run
     edits: tuple[tuple[str, str, str], ...]
-    by: str = "cases"  # what is to notice it: the operator's cases, the program `device`, or `racecheck` over the cases
+    # What is to notice it: the operator's cases, these on emulated threads alone (reads past what was written), the
+    # program `device`, or `racecheck` over the cases.
+    by: str = "cases"
     rung: str = "plain"  # of the matrix kernels
 
 
@@ -107,7 +109,9 @@ MUTATIONS = [
               "stream_tiles", by="device"),
     streaming("before_the_copy", "w4a16_gemm", "wait_phase(ring.full(), ring.phase);", "", "stream_tiles"),
     streaming("before_it_is_empty", "w4a16_moe_experts", "wait_phase(ring.empty(), ring.phase ^ 1);", "",
-              "stream_tiles", by="device"),
+              "stream_tiles"),
+    streaming("rows_before_it_is_empty", "moe_experts", "wait_phase(ring.empty(), ring.phase ^ 1);\n      char* to",
+              "char* to", "stream_tiles"),
     streaming("splits_by_rows", "w4a16_gemm", "if (s >= first && s < splits)",
               "if (s >= first && s < splits - (block.count > 8))", "stream_tiles"),
     Mutation("stream_splits_from_the_own_on", "w4a16_gemm", (
@@ -116,7 +120,7 @@ MUTATIONS = [
     ), rung="stream"),
     streaming("before_the_splits", "w4a16_gemm", "if constexpr (Job::kSplits) {\n    cluster_sync();",
               "if constexpr (Job::kSplits) {", "stream_tiles"),
-    streaming("gone_before_it_is_read", "w4a16_gemm", "    let_copies_overwrite();\n    cluster_sync_after_reads();\n",
+    streaming("gone_before_it_is_read", "w4a16_gemm", "    cluster_sync_to_overwrite();\n",
               "    let_copies_overwrite();\n", "stream_tiles"),
     streaming("minus_7", "w4a16_moe_experts", "kMinus8 = 0xBE00BE00", "kMinus8 = 0xBDE0BDE0", "strips"),
     streaming("scale_of_the_other_output", "w4a16_moe_experts", "fmaf(high, sum[r][h][2]",
@@ -135,6 +139,17 @@ MUTATIONS = [
               "stream_dense"),
     streaming("some_strips_at_a_time", "gemm", "kStrips * static_cast<int>(std::max<int64_t>(1,",
               "3 + static_cast<int>(std::max<int64_t>(1,", "pack_strips", by="device"),
+    streaming("one_by_one", "gemm", "store_one(at + i, v[i])", "store_one(at + i, v[0])", "stream_dense"),
+    streaming("seven_splits", "gemm", "s < kMostSplits; ++s", "s < kMostSplits - 1; ++s", "stream_tiles"),
+    streaming("a_row_past_its_class", "w4a16_gemm", "rows > 16 ? 1", "rows > 17 ? 1", "stream_tiles"),
+    streaming("past_the_inputs", "w4a16_gemm", "if (piece >= 4 * halves) {", "if (false) {", "stream_tiles",
+              by="emulated"),
+    streaming("past_the_units", "w4a16_gemm", "min(S::kUnits, units) * unit_bytes", "S::kUnits * unit_bytes",
+              "stream_tiles", by="emulated"),
+    streaming("past_the_rows", "gemm", "row - first_row + 8 <= block.count", "row - first_row < block.count",
+              "stream_tiles", by="emulated"),
+    streaming("past_the_pairs", "moe_experts", "min(first_row + turn * kRowsAtOnce, block.count - 1)",
+              "first_row + turn * kRowsAtOnce", "stream_tiles", by="emulated"),
     streaming("before_the_pieces", "w4a16_gemm", "arrive_when_copied(ring.full());", "arrive(ring.full());",
               "stream_tiles"),
     streaming("tiles_of_whole_strips", "w4a16_gemm", "here = min(kStrips, strips - first)", "here = kStrips",
@@ -231,7 +246,8 @@ def main() -> int:
     parser.add_argument("--emulate", action="store_true", help="--build is the emulator's; leaves out what needs a GPU")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutations whose name holds it")
     options = parser.parse_args()
-    chosen = [m for m in MUTATIONS if options.only in m.name and not (m.by == "device" and options.emulate)]
+    elsewhere = "device" if options.emulate else "emulated"
+    chosen = [m for m in MUTATIONS if options.only in m.name and m.by != elsewhere]
 
     def judge(mutation: Mutation) -> dict:
         by, message = None, "no check noticed it"

@@ -75,7 +75,7 @@ measure() {
   timeout 60 $BUILD/measure_tree "$OUT/tree.json"
   for rung in $RUNGS; do KDTREE_CUDA=$rung timeout 100 $BUILD/measure_ops "$OUT/operators.$rung.json"; done
 }
-experts() { timeout 100 $BUILD/check_experts "$OUT/checks/experts_at_k2_size.json"; }
+experts() { KDTREE_CUDA=stream timeout 100 $BUILD/check_experts "$OUT/checks/experts_at_k2_size.json"; }
 bench() {
   timeout 400 $PYTHON -m engine.bench_cuda --library $LIBRARY --probes $BUILD/libprobes_cuda.so --output "$OUT/cuda.json"
 }

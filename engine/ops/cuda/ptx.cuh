@@ -1,5 +1,5 @@
-// Instructions that CUDA C++ has no word for: matrix products, bulk copies into shared memory and the barriers that
-// count their bytes, kernels that start before the one in front of them has ended.
+// Instructions that CUDA C++ has no word for: matrix products, copies into shared memory and the barriers that count
+// them, clusters of blocks, kernels that start before the one in front of them has ended.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -77,8 +77,10 @@ __device__ inline void let_copies_overwrite() { asm volatile("fence.proxy.async.
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
-// The same, for threads that only read: the values have come, since they have been used.
-__device__ inline void cluster_sync_after_reads() {
+// The same once the threads have read from each other's blocks, which bulk copies may overwrite from now on. The fence
+// comes first: it waits for the reads, the arrival orders nothing.
+__device__ inline void cluster_sync_to_overwrite() {
+  let_copies_overwrite();
   asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait;" ::: "memory");
 }
 // What lies at p, an address in the caller's shared memory, in that of the cluster's block `rank`; zeros if not `there`.

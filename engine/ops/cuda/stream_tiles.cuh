@@ -22,7 +22,7 @@ constexpr int kStreamBlocks = 2;  // a multiprocessor
 constexpr int kMaxStages = 8;
 constexpr int kMostSplits = 8;
 constexpr size_t kBarrierBytes = 2 * kClasses * kMaxStages * sizeof(uint64_t);
-constexpr size_t kZeroBytes = 512;  // a row of x in a stage
+constexpr size_t kZeroBytes = 512;  // a row of x in the longest stage
 constexpr size_t kCountsOffset = kBarrierBytes + kZeroBytes;  // in shared memory
 constexpr size_t kStageOffset = kCountsOffset + 16 * sizeof(uint64_t);
 
@@ -74,13 +74,14 @@ struct Tiling {
 //   Strips
 //   kBlockRows                  most rows of a block
 //   kSplits                     whether inputs may be split
-//   kWeightsAhead               true if blocks are there before the grid in front has ended
+//   kWeightsAhead               true if blocks are there before the grid in front has ended. Its warps must all have waited
+//                               for what is in front of it, and the grid behind reads nothing before its own wait
 //   tiling
 //   blocks()                    how many, 16 bits a class; block(i): i counts over all classes, 0 first
 //   weights(matrix)             its first strip
 //   entry(block, i)             names row i of a block, for
 //   inputs(entry)               the row, 16-byte aligned
-//   kGathers                    false if a block's rows lie stride() elements apart
+//   kGathers, stride()          false if a block's rows lie so many elements apart
 //   store(entry, strip, g, low, high)        outputs g and g + 8 of that strip; or, where inputs are split,
 //   store4(row, output, sums)                four outputs
 
@@ -151,8 +152,7 @@ __device__ void add_splits(const Job& job, const Block& block, const Tile& tile)
         if (s < first) add(sum, loaded[s]);
       job.store4(block.first + row, 16 * tile.strip + column, sum);
     }
-    let_copies_overwrite();
-    cluster_sync_after_reads();
+    cluster_sync_to_overwrite();
   }
 }
 template <class Job>
@@ -243,7 +243,7 @@ __device__ void multiply_item(Ring<S>& ring, int halves, int strips, int count, 
   const int g = lane_id() / 4, t = lane_id() % 4;
   const bool mine = warp_id() < strips;
   const int unit_bytes = strips * W::kUnitBytes;
-  // Rows that are not there are zeros, or (beside other tiles) any bits; they are not stored.
+  // Rows that are not there are not stored. Zeros save their products power; beside other tiles they are any bits.
   const bool absent = kRowTiles == 1 && g >= count;
   for (; halves > 0; halves -= 2 * S::kUnits, ring.next()) {
     wait_phase(ring.full(), ring.phase);
@@ -384,13 +384,15 @@ unsigned stream_blocks[kMostSplits + 1];
 // Before the first launch; not while a stream is captured.
 template <class Job>
 cudaError_t init_stream() {
+  if (rung == Rung::kPlain) return cudaSuccess;
   cudaError_t error =
       cudaFuncSetAttribute(stream_tiles<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
   stream_blocks<Job>[1] = static_cast<unsigned>(multiprocessors * kStreamBlocks);
   for (unsigned cluster = 2; Job::kSplits && error == cudaSuccess && cluster <= kMostSplits; ++cluster) {
     int clusters = 0;
     error = most_clusters(&clusters, cluster, stream_tiles<Job>, kStreamThreads, kMaxSharedBytes);
-    stream_blocks<Job>[cluster] = cluster * static_cast<unsigned>(std::max(1, clusters));
+    if (error == cudaSuccess && clusters == 0) error = cudaErrorLaunchOutOfResources;
+    stream_blocks<Job>[cluster] = cluster * static_cast<unsigned>(clusters);
   }
   return error;
 }

@@ -96,6 +96,17 @@ CASES = [
     W4a16MoeExpertsCase(name="signed_scales", risk="negative and zero scales", scales="signed"),
     W4a16MoeExpertsCase(name="bf16_scales", risk="bf16 scales under float32", scale_type=BFLOAT16),
     W4a16MoeExpertsCase(
+        name="bf16_49_rows",
+        risk="49 rows of an expert: blocks of 32 and 17 rows",
+        rows=49,
+        max_rows=49,
+        hidden=96,
+        intermediate=96,
+        n_experts=3,
+        one_set=True,
+        **_BF16,
+    ),
+    W4a16MoeExpertsCase(
         name="bf16", risk="sum over slots in fp32, one rounding", top_k=4, hidden=96, invariance=True, **_BF16
     ),
     W4a16MoeExpertsCase(

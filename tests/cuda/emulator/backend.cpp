@@ -24,9 +24,10 @@ struct Body {
 const char* name() { return "cuda"; }
 const char* variant() { return "emulated"; }
 const char* init() {
+  if (!cuda::choose_rung(std::getenv("KDTREE_CUDA"))) return "KDTREE_CUDA: no rung";
   for (const cuda::KernelInit* kernel = cuda::kernel_inits(); kernel->init; ++kernel)
     if (kernel->init()) return kernel->name;
-  return cuda::choose_rung(std::getenv("KDTREE_CUDA")) ? nullptr : "KDTREE_CUDA: no rung";
+  return nullptr;
 }
 const char* error_text(int) { return "an emulated kernel failed"; }
 void* allocate(size_t bytes) { return std::aligned_alloc(256, (bytes + 256) / 256 * 256); }

@@ -25,7 +25,7 @@
 
 using cudaError_t = int;
 using cudaStream_t = void*;
-constexpr int cudaSuccess = 0;
+constexpr int cudaSuccess = 0, cudaErrorLaunchOutOfResources = 701;
 enum cudaMemcpyKind { cudaMemcpyHostToDevice };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 inline cudaError_t cudaGetLastError() { return 0; }

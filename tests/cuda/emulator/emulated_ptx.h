@@ -1,15 +1,26 @@
 // engine/ops/cuda/ptx.cuh for emulated threads (cuda_runtime.h beside this file). Bulk copies stay pending until a
 // thread waits for one, and then arrive in any order. Grids run one after the other: the one in front has ended.
+//
+// Fresh memory is filled with 0xFF (by engine.measure, and shared memory here): what reads 16 such bytes reads past what
+// was written.
 #pragma once
+#include <algorithm>
+
 #include "cuda_runtime.h"
 
 #define __grid_constant__
 
 struct alignas(16) int4 { int32_t x, y, z, w; };
 
-
+inline void refuse_unwritten(const void* from, size_t bytes, const char* what) {
+  const auto* p = static_cast<const unsigned char*>(from);
+  if (!std::all_of(p, p + bytes, [](unsigned char c) { return c == 0xFF; })) return;
+  std::fprintf(stderr, "emulated kernel: %s of what no one wrote\n", what);
+  std::abort();
+}
 template <class T>
 T __ldcg(const T* p) {
+  refuse_unwritten(p, sizeof(T), "__ldcg");
   return *p;
 }
 template <class T>
@@ -83,8 +94,12 @@ inline void wait_phase(uint64_t* barrier, uint32_t parity) {
     std::swap(pending_copies[(random >> 33) % pending_copies.size()], pending_copies.back());
     const PendingCopy copy = pending_copies.back();
     pending_copies.pop_back();
-    for (const Piece& piece : copy.pieces) std::memcpy(piece.to, piece.from, 16);
+    for (const Piece& piece : copy.pieces) {
+      refuse_unwritten(piece.from, 16, "copy_16");
+      std::memcpy(piece.to, piece.from, 16);
+    }
     if (copy.bytes) {
+      refuse_unwritten(copy.from + copy.bytes - 16, 16, "copy_weights");
       std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
       copy.barrier->bytes -= copy.bytes;
       end_phase_if_over(copy.barrier);
@@ -114,7 +129,7 @@ inline void wait_for_grid_in_front() {}
 inline void let_next_grid_start() {}
 inline void let_copies_overwrite() {}
 inline void cluster_sync() { emulator::wait(emulator::running.cluster_barrier, emulator::running.alive); }
-inline void cluster_sync_after_reads() { cluster_sync(); }
+inline void cluster_sync_to_overwrite() { cluster_sync(); }
 inline float4 load_from_block_if(bool there, const float4* p, unsigned rank) {
   const auto offset = reinterpret_cast<const char*>(p) - emulator::dynamic_shared;
   return there ? *reinterpret_cast<const float4*>(emulator::shared_memory[rank] + offset) : float4{0, 0, 0, 0};
@@ -126,7 +141,7 @@ void launch_early_in_clusters(unsigned cluster, void (*kernel)(Parameters...), u
 }
 template <class... Parameters>
 cudaError_t most_clusters(int* count, unsigned cluster, void (*)(Parameters...), unsigned, size_t) {
-  return *count = static_cast<int>(4 / cluster), 0;
+  return *count = static_cast<int>(std::max(1u, 4 / cluster)), 0;
 }
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), unsigned grid, unsigned threads, size_t shared_bytes,
