@@ -236,7 +236,7 @@ __device__ __noinline__ void send_rows(const Job& job, unsigned item, unsigned i
 }
 
 // The stages of one item: total += weights · rows.
-template <class Job, class S, int kRowTiles>
+template <class S, int kRowTiles>
 __device__ void multiply_item(Ring<S>& ring, int halves, int strips, int count, float (&total)[kRowTiles][4]) {
   using W = typename S::Strips;
   constexpr int kTileBytes = 8 * S::kRowBytes;
@@ -290,7 +290,7 @@ __device__ void consume(const Job& job, unsigned item, unsigned items, unsigned 
 #pragma unroll
       for (int i = 0; i < 2; ++i) entries[r][i] = job.entry(block, min(8 * r + 2 * t + i, block.count - 1));
     float total[kRowTiles][4] = {};
-    multiply_item<Job>(ring, tile.halves, tile.strips, block.count, total);
+    multiply_item(ring, tile.halves, tile.strips, block.count, total);
     if (kRowTiles >= 4 && !Job::kGathers) {  // found again rather than kept in registers that the loop needs
       asm volatile("" : "+r"(item));
       block = job.block(first_block + item / tiles), tile = tiling.tile(item % tiles);
