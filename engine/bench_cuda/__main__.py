@@ -96,6 +96,11 @@ def told(case: dict) -> str:
     return " ".join(filter(None, what)) + " us | " + " | ".join(subjects)
 
 
+def without_folder(argument: str) -> str:
+    """A path of this machine says nothing elsewhere: its last name stays."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
+
+
 def installed(name: str) -> str | None:
     try:
         return version(name)
@@ -155,7 +160,7 @@ def main() -> int:
         "humming_missing": reason,
         "variant": library.variant_name,
         "kdtree_cuda": os.environ.get("KDTREE_CUDA"),
-        "command": shlex.join(["python", "-m", "engine.bench_cuda", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "engine.bench_cuda", *map(without_folder, sys.argv[1:])]),
         "rounds": args.rounds,
         "read_gb_s": bench.read_gb_s,
         "cases": [],

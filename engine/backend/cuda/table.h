@@ -5,7 +5,7 @@ namespace kdtree::cuda {
 
 struct KernelInit {
   const char* name;
-  int (*init)();  // sets kernel attributes; 0 or the CUDA error; null ends the list
+  int (*init)();  // sets kernel attributes, asks what the device holds; 0 or the CUDA error; null ends the list
 };
 
 const KernelInit* kernel_inits();

@@ -143,7 +143,6 @@ struct GateUpJob {
   __device__ const char* weights(int expert) const { return packed + expert * expert_bytes; }
   __device__ int entry(const Block& block, int i) const { return sorted.pair(block, i); }
   __device__ const bf16* inputs(int pair) const { return x + int64_t{pair / top_k} * tiling.inputs; }
-  __device__ int64_t stride() const { return 0; }
   __device__ void store(int pair, int strip, int g, float gate, float up) const {
     const int output = 8 * strip + g;
     if (output < intermediate) middle[int64_t{pair} * intermediate + output] = rounded<bf16>(swiglu(gate, up));
@@ -167,7 +166,6 @@ struct DownJob {
   __device__ const char* weights(int expert) const { return packed + expert * expert_bytes; }
   __device__ int entry(const Block& block, int i) const { return sorted.pair(block, i); }
   __device__ const bf16* inputs(int pair) const { return middle + int64_t{pair} * tiling.inputs; }
-  __device__ int64_t stride() const { return 0; }
   __device__ void store(int pair, int strip, int g, float low, float high) const {
     const int output = 16 * strip + g;
     float* to = down + int64_t{pair} * tiling.outputs + output;

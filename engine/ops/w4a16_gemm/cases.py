@@ -118,6 +118,7 @@ class W4a16GemmCase(RowwiseCase):
 
 
 _SHAPE = W4a16GemmCase(name="", risk="", rows=1, n=16, k=64).call().shape
+_BF16 = dict(type=BFLOAT16, scale_type=BFLOAT16)
 
 CASES = [
     W4a16GemmCase(name="g32", risk="rows past n keep their bytes", rows=9, n=128, k=128, invariance=True),
@@ -168,8 +169,7 @@ CASES = [
         rows=9,
         n=96,
         k=256,
-        type=BFLOAT16,
-        scale_type=BFLOAT16,
+        **_BF16,
         invariance=True,
     ),
     W4a16GemmCase(
@@ -187,8 +187,7 @@ CASES = [
         rows=5,
         n=48,
         k=128,
-        type=BFLOAT16,
-        scale_type=BFLOAT16,
+        **_BF16,
         scales="tiny",
     ),
     W4a16GemmCase(
@@ -197,8 +196,7 @@ CASES = [
         rows=9,
         n=64,
         k=256,
-        type=BFLOAT16,
-        scale_type=BFLOAT16,
+        **_BF16,
         scales="three_decades",
         add="given",
         invariance=True,
@@ -210,8 +208,7 @@ CASES = [
         max_rows=93,
         n=200,
         k=1376,
-        type=BFLOAT16,
-        scale_type=BFLOAT16,
+        **_BF16,
         add="given",
         invariance=True,
     ),
@@ -222,8 +219,7 @@ CASES = [
         max_rows=149,
         n=264,
         k=416,
-        type=BFLOAT16,
-        scale_type=BFLOAT16,
+        **_BF16,
     ),
     W4a16GemmCase(
         name="bf16_eight_splits",
@@ -232,8 +228,7 @@ CASES = [
         n=203,
         k=2272,
         y_gap=2,
-        type=BFLOAT16,
-        scale_type=BFLOAT16,
+        **_BF16,
         add="given",
         invariance=True,
     ),
@@ -244,8 +239,7 @@ CASES = [
         max_rows=33,
         n=40,
         k=224,
-        type=BFLOAT16,
-        scale_type=BFLOAT16,
+        **_BF16,
     ),
     W4a16GemmCase(
         name="bf16_odd_outputs",
@@ -254,8 +248,7 @@ CASES = [
         n=198,
         k=1376,
         y_gap=2,
-        type=BFLOAT16,
-        scale_type=BFLOAT16,
+        **_BF16,
         add="given",
     ),
     W4a16GemmCase(
@@ -267,8 +260,7 @@ CASES = [
         x_gap=3,
         x_offset=1,
         y_gap=5,
-        type=BFLOAT16,
-        scale_type=BFLOAT16,
+        **_BF16,
     ),
     W4a16GemmCase(
         name="bf16_logits",

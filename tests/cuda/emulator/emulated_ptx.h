@@ -1,7 +1,7 @@
 // engine/ops/cuda/ptx.cuh for emulated threads (cuda_runtime.h beside this file). Bulk copies stay pending until a
 // thread waits for one, and then arrive in any order. Grids run one after the other: the one in front has ended.
 //
-// Fresh memory is filled with 0xFF (by engine.measure, and shared memory here): what reads 16 such bytes reads past what
+// Fresh memory is filled with 0xFF (by engine.operators, and shared memory here): what reads 16 such bytes reads past what
 // was written.
 #pragma once
 #include <algorithm>
