@@ -65,11 +65,10 @@ struct UnitAt {
   }
 };
 
-// Codes 2 t and 2 t + 1 of the four words of a half, in the order of Int4Strips.
-__host__ __device__ inline uint32_t lane_codes(const uint32_t (&words)[4], int t) {
+// The eight codes of a bundle's word in the order of Int4Strips.
+__host__ __device__ inline uint32_t permuted(uint32_t word) {
   uint32_t to = 0;
-  for (int p = 0; p < 4; ++p)
-    for (int i = 0; i < 2; ++i) to |= (words[p] >> (4 * (2 * t + i)) & 15) << (16 * i + p % 2 * 8 + p / 2 * 4);
+  for (int i = 0; i < 8; ++i) to |= (word >> (4 * i) & 15) << (i % 2 * 16 + i / 2 % 2 * 8 + i / 4 * 4);
   return to;
 }
 
@@ -84,11 +83,8 @@ static __global__ void permute_int4(StripSource<uint32_t> codes, StripSource<bf1
     const UnitAt at_unit(i / kWords, strips, units);
     const int strip = at_unit.strip, unit = at_unit.unit;
     if (at < kCodes) {
-      const int lane = at / 4, word = 8 * unit + at / 2 % 2 * 4;  // groups are 32 inputs: a half is there or not
-      uint32_t words[4];
-      for (int p = 0; p < 4; ++p)
-        words[p] = word < k / 8 ? codes.at(strip, at % 2, lane / 4, k / 8, word + p, 0x88888888u) : 0x88888888u;
-      packed[i] = lane_codes(words, lane % 4);
+      const int lane = at / 4, word = 8 * unit + at / 2 % 2 * 4 + lane % 4;
+      packed[i] = word < k / 8 ? permuted(codes.at(strip, at % 2, lane / 4, k / 8, word, 0x88888888u)) : 0x88888888u;
     } else {
       const int g = (at - kCodes) / 2, group = 2 * unit + at % 2;
       const auto scale = [&](bool upper) -> uint32_t {
@@ -112,7 +108,7 @@ __global__ void permute_bf16(StripSource<T> w, int k, int strips, uint32_t* pack
     const UnitAt at_unit(i / kWords, strips, units);
     const int strip = at_unit.strip, unit = at_unit.unit;
     const int lane = at / 4 % 32, half_and_product = at / 128;
-    const int input = 64 * unit + half_and_product * 16 + at / 2 % 2 * 8 + lane % 4 * 2;
+    const int input = 64 * unit + half_and_product / 2 * 32 + lane % 4 * 8 + half_and_product % 2 * 4 + at / 2 % 2 * 2;
     const auto value = [&](int column) -> uint32_t {
       if (column >= k) return 0;
       const float v = to_float(w.at(strip, at % 2, lane / 4, k, column, rounded<T>(0)));

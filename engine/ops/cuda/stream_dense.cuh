@@ -31,7 +31,8 @@ struct DenseJob {
   }
   __device__ const char* weights(int) const { return packed; }
   __device__ int entry(const Block& block, int i) const { return block.first + i; }
-  __device__ int row(int entry) const { return entry; }
+  __device__ const bf16* inputs(int row) const { return rows.x + row * rows.stride; }
+  __device__ int64_t stride() const { return rows.stride; }
   __device__ void store_one(int64_t at, float sum) const {
     store_as(y, at, y_type, add ? load_as(add, at, y_type) + sum : sum);
   }

@@ -134,7 +134,7 @@ struct GateUpJob {
   ExpertBlocks sorted;
   const char* packed;
   int64_t expert_bytes;
-  Rows rows;
+  const bf16* x;
   bf16* middle;
   int intermediate, top_k;
 
@@ -142,7 +142,7 @@ struct GateUpJob {
   __device__ Block block(int i) const { return sorted.block(i); }
   __device__ const char* weights(int expert) const { return packed + expert * expert_bytes; }
   __device__ int entry(const Block& block, int i) const { return sorted.pair(block, i); }
-  __device__ int row(int pair) const { return pair / top_k; }
+  __device__ const bf16* inputs(int pair) const { return x + int64_t{pair / top_k} * tiling.inputs; }
   __device__ void store(int pair, int strip, int g, float gate, float up) const {
     const int output = 8 * strip + g;
     if (output < intermediate) middle[int64_t{pair} * intermediate + output] = rounded<bf16>(swiglu(gate, up));
@@ -158,14 +158,14 @@ struct DownJob {
   ExpertBlocks sorted;
   const char* packed;  // of expert 0's down
   int64_t expert_bytes;
-  Rows rows;  // middle
+  const bf16* middle;
   float* down;
 
   __device__ uint64_t blocks() const { return sorted.count(); }
   __device__ Block block(int i) const { return sorted.block(i); }
   __device__ const char* weights(int expert) const { return packed + expert * expert_bytes; }
   __device__ int entry(const Block& block, int i) const { return sorted.pair(block, i); }
-  __device__ int row(int pair) const { return pair; }
+  __device__ const bf16* inputs(int pair) const { return middle + int64_t{pair} * tiling.inputs; }
   __device__ void store(int pair, int strip, int g, float low, float high) const {
     const int output = 16 * strip + g;
     float* to = down + int64_t{pair} * tiling.outputs + output;
@@ -240,11 +240,10 @@ struct StreamExperts {
   void gate_up_and_down(const void* weights, const bf16* x, const StreamExpertsScratch& scratch,
                         cudaStream_t stream) const {
     const auto* packed = static_cast<const char*>(weights);
-    launch_stream(GateUpJob<W>{gate_up, scratch.sorted, packed, expert_bytes(), Rows{x, 2 * shape.hidden}, scratch.middle, shape.intermediate,
+    launch_stream(GateUpJob<W>{gate_up, scratch.sorted, packed, expert_bytes(), x, scratch.middle, shape.intermediate,
                                shape.top_k},
                   shape.max_blocks() * gate_up.tiles(), stream);
-    launch_stream(DownJob<W>{down, scratch.sorted, packed + gate_up_bytes(), expert_bytes(),
-                             Rows{scratch.middle, 2 * shape.intermediate},
+    launch_stream(DownJob<W>{down, scratch.sorted, packed + gate_up_bytes(), expert_bytes(), scratch.middle,
                              scratch.down},
                   shape.max_blocks() * down.tiles(), stream);
   }

@@ -22,7 +22,9 @@ constexpr int kStreamBlocks = 2;  // a multiprocessor
 constexpr int kMaxStages = 8;
 constexpr int kMostSplits = 8;
 constexpr size_t kBarrierBytes = 2 * kClasses * kMaxStages * sizeof(uint64_t);
-constexpr size_t kStageOffset = 1024;  // behind barriers and counts; tiles of rows lie at multiples of 1024
+constexpr size_t kZeroBytes = 512;  // a row of x in the longest stage
+constexpr size_t kCountsOffset = kBarrierBytes + kZeroBytes;  // in shared memory
+constexpr size_t kStageOffset = kCountsOffset + 16 * sizeof(uint64_t);
 
 __host__ __device__ constexpr int class_of(int rows) {
   return rows > 32 ? 0 : rows > 16 ? 1 : rows > 8 ? 2 : 3;
@@ -33,35 +35,19 @@ __device__ inline unsigned blocks_of(uint64_t counts, int block_class) {
   return static_cast<unsigned>(counts >> (16 * block_class)) & 0xFFFF;
 }
 
-__device__ inline unsigned blocks_before(uint64_t counts, int block_class) {
-  unsigned before = 0;
-#pragma unroll
-  for (int c = 0; c < kClasses; ++c)
-    if (c < block_class) before += blocks_of(counts, c);
-  return before;
-}
-
 // Rows first, first + 1, … of a list, and the matrix they meet; `entry` is the list's at `first`.
 struct Block {
   int32_t matrix, first, count, entry;
 };
 
-struct Rows {
-  const bf16* x;
-  int32_t bytes;  // from a row to the next: a multiple of 16
-  __device__ const char* at(int row, int input) const {
-    return reinterpret_cast<const char*>(x + input) + int64_t{row} * bytes;
-  }
-};
-
 struct Tile {
-  int strip, strips, unit, units, split;
+  int strip, strips, unit, halves, split;
 };
 
 // How every matrix of a job is cut.
 struct Tiling {
   int outputs, inputs;
-  int units, strips, units_a_split;
+  int units, halves, strips, units_a_split;
   unsigned splits;
 
   // Splits are for matrices whose tiles would leave most of a large device idle; they depend on the matrix alone. The
@@ -70,6 +56,7 @@ struct Tiling {
       : outputs(outputs),
         inputs(inputs),
         units(ceil_div(inputs, 64)),
+        halves(inputs / 32),
         strips(ceil_div(outputs, 16)) {
     const int most = split ? std::max(1, std::min({kMostSplits, 224 / ceil_div(strips, kStrips), units / 4})) : 1;
     units_a_split = ceil_div(units, most);
@@ -79,7 +66,7 @@ struct Tiling {
   __device__ Tile tile(unsigned i) const {
     const int split = static_cast<int>(i % splits), unit = split * units_a_split;
     const int strip = static_cast<int>(i / splits) * kStrips;
-    return {strip, min(kStrips, strips - strip), unit, min(units_a_split, units - unit), split};
+    return {strip, min(kStrips, strips - strip), unit, min(2 * units_a_split, halves - 2 * unit), split};
   }
 };
 
@@ -94,6 +81,7 @@ struct Tiling {
 //   weights(matrix)             its first strip
 //   entry(block, i)             names row i of a block, for
 //   inputs(entry)               the row, 16-byte aligned
+//   kGathers, stride()          false if a block's rows lie so many elements apart
 //   store(entry, strip, g, low, high)        outputs g and g + 8 of that strip; or, where inputs are split,
 //   store4(row, output, sums)                four outputs
 
@@ -103,15 +91,16 @@ struct Stage {
   static constexpr int kRows = 8 * kRowTiles;
   static constexpr int kClass = class_of(kRows);
   static constexpr int kUnits = Strips::units_a_stage(kRowTiles);
+  static constexpr int kRowBytes = 128 * kUnits + 64;  // 64 more: 16-byte loads of two rows then hit all banks
   static constexpr int kRowsOffset = kUnits * kStrips * Strips::kUnitBytes;
-  static constexpr int kBytes = kRowsOffset + kUnits * kRowTiles * kTileBytes;
+  static constexpr int kBytes = kRowsOffset + kRows * kRowBytes;
   static constexpr int kCount = std::min<int>(kMaxStages, (kMaxSharedBytes - kStageOffset) / kBytes);
-  static_assert(kCount >= 3 && kRowsOffset % kTileBytes == 0);
+  static_assert(kCount >= 3);
 };
 
 // Of the thread block; a function, so that its address is a constant and no register.
 __device__ inline char* shared_memory() {
-  extern __shared__ __align__(1024) char shared[];
+  extern __shared__ __align__(128) char shared[];
   return shared;
 }
 
@@ -126,9 +115,7 @@ struct Ring {
   __device__ uint64_t* full() const { return barriers() + index; }
   __device__ uint64_t* empty() const { return full() + kMaxStages; }
   __device__ char* stage() const { return shared_memory() + kStageOffset + index * S::kBytes; }
-  // A tile of rows for a stage: what a lane reads for a row that is not there, where only one tile is.
-  static constexpr size_t kZerosOffset = kMaxSharedBytes - S::kUnits * kTileBytes;
-  static __device__ char* zeros() { return shared_memory() + kZerosOffset; }
+  __device__ const char* zeros() const { return shared_memory() + kBarrierBytes; }
   __device__ void next() {
     if (++index == S::kCount) index = 0, phase ^= 1;
   }
@@ -139,11 +126,6 @@ constexpr int kSumsStride = 16 * kStrips + 4;  // floats; 4 more: the lanes of a
 __device__ inline float* split_sums() { return reinterpret_cast<float*>(shared_memory() + kStageOffset); }
 
 __device__ inline void add(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
-
-// Blocks of each class, as every warp has read it: in shared memory, since registers are short.
-__device__ inline volatile uint64_t* counts_of_warp() {
-  return reinterpret_cast<uint64_t*>(shared_memory() + kBarrierBytes) + warp_id();
-}
 
 // On all threads of the cluster: adds the splits' sums of a tile in ascending order, four outputs a thread.
 template <class Job>
@@ -180,61 +162,74 @@ __device__ void meet_to_add_splits(const Job& job, const Block& block, const Til
   add_splits(job, block, tile);
 }
 
-// On a warp: keeps rows in flight, or weights, one bulk copy a stage. A lane copies the same 16 bytes of every row that it
-// comes to; zeros take the place of inputs that are not there, and of rows in a tile that has some.
-template <class Job, class S, int kRowTiles, bool kRows>
-__device__ __noinline__ void send(const Job& job, unsigned item, unsigned items, unsigned first_block) {
+// On a warp, of which one lane works: keeps weights in flight, one bulk copy a stage.
+template <class Job, class S>
+__device__ __noinline__ void send_weights(const Job& job, unsigned item, unsigned items, unsigned first_block) {
+  const Tiling& tiling = job.tiling;
+  const unsigned tiles = tiling.tiles();
+  Ring<S> ring;
+  for (; item < items; item += gridDim.x) {
+    const Tile tile = tiling.tile(item % tiles);
+    const Block block = job.block(first_block + item / tiles);
+    const int unit_bytes = tile.strips * S::Strips::kUnitBytes;
+    const char* from = job.weights(block.matrix) + int64_t{tile.strip} * tiling.units * S::Strips::kUnitBytes +
+                       int64_t{tile.unit} * unit_bytes;
+#pragma unroll 1
+    for (int units = lane_id() == 0 ? ceil_div(tile.halves, 2) : 0; units > 0; units -= S::kUnits, ring.next()) {
+      const int bytes = min(S::kUnits, units) * unit_bytes;
+      wait_phase(ring.empty(), ring.phase ^ 1);
+      arrive_expecting(ring.full(), bytes);
+      copy_weights(ring.stage(), from, bytes, ring.full());
+      from += bytes;
+    }
+    __syncwarp();
+    meet_to_add_splits(job, block, tile);
+  }
+}
+
+// On a warp: keeps rows in flight. A lane copies the same 16 bytes of every row that it comes to.
+template <class Job, class S>
+__device__ __noinline__ void send_rows(const Job& job, unsigned item, unsigned items, unsigned first_block) {
   constexpr int kPieces = 8 * S::kUnits;  // of a row in a stage
-  constexpr int kRowsAtOnce = 32 / kPieces, kTurns = S::kRows / kRowsAtOnce;
-  constexpr int kKept = kRows && Job::kGathers ? kTurns : 1;
-  const int first_row = lane_id() / kPieces, piece = lane_id() % kPieces;
-  const int first_at = piece / 8 * kRowTiles * kTileBytes + first_row * 128, swizzled = (piece % 8 ^ first_row) * 16;
-  const Rows x = job.rows;  // a copy, and one of what else a loop of volatile instructions would read again and again
-  const int inputs = job.tiling.inputs;
+  constexpr int kRowsAtOnce = 32 / kPieces, kTurns = S::kRows / kRowsAtOnce, kStep = kRowsAtOnce * S::kRowBytes;
+  constexpr int kKept = Job::kGathers ? kTurns : 1;  // where the rows of every turn lie, or of the first
+  const int piece = lane_id() % kPieces, first_row = lane_id() / kPieces;
   const unsigned tiles = job.tiling.tiles();
   Ring<S> ring;
   for (; item < items; item += gridDim.x) {
     const Tile tile = job.tiling.tile(item % tiles);
     const Block block = job.block(first_block + item / tiles);
-    const int unit_bytes = tile.strips * S::Strips::kUnitBytes, end = tile.unit + tile.units;
-    const char* weights = job.weights(block.matrix) + int64_t{tile.strip} * job.tiling.units * S::Strips::kUnitBytes +
-                          int64_t{tile.unit} * unit_bytes;
-    int rows[kKept];  // of every turn, or of the first; past the last row a lane has that once more
+    const bf16* rows[kKept];
 #pragma unroll
     for (int turn = 0; turn < kKept; ++turn)
-      rows[turn] = kRows ? job.row(job.entry(block, min(first_row + turn * kRowsAtOnce, block.count - 1))) : 0;
+      if (turn * kRowsAtOnce < block.count)  // past the last row a lane takes that once more
+        rows[turn] = job.inputs(job.entry(block, min(first_row + turn * kRowsAtOnce, block.count - 1))) +
+                     64 * tile.unit + 8 * piece;
 #pragma unroll 1
-    for (int unit = tile.unit; unit < end; unit += S::kUnits, ring.next()) {
+    for (int halves = tile.halves; halves > 0; halves -= 2 * S::kUnits, ring.next()) {
       wait_phase(ring.empty(), ring.phase ^ 1);
-      if constexpr (kRows) {
-        char* to = ring.stage() + S::kRowsOffset + first_at;
-        const int input = 64 * unit + 8 * piece;
-        const auto copy = [&](int ahead, const char* from) {
-          copy_16_if(input < inputs && first_row + ahead < block.count, to + ahead * 128 + (swizzled ^ ahead % 8 * 16),
-                     from);
-        };
-        const auto over = [&](int ahead) { return (kRowTiles == 1 || ahead % 8 == 0) && ahead >= block.count; };
-        if constexpr (Job::kGathers) {
+      char* to = ring.stage() + S::kRowsOffset + first_row * S::kRowBytes + 16 * piece;
+      const int done = 32 * (tile.halves - halves);
+      if (piece >= 4 * halves) {
+        // the inputs end before
+      } else if constexpr (Job::kGathers) {
 #pragma unroll
-          for (int turn = 0; turn < kTurns; ++turn) {
-            if (over(turn * kRowsAtOnce)) break;
-            copy(turn * kRowsAtOnce, x.at(rows[turn], input));
-          }
-        } else {
-          const char* from = x.at(rows[0], input);
-#pragma unroll 8 / kRowsAtOnce
-          for (int ahead = 0; ahead < S::kRows; ahead += kRowsAtOnce, from += int64_t{kRowsAtOnce} * x.bytes) {
-            if (over(ahead)) break;
-            copy(ahead, from);
-          }
+        for (int turn = 0; turn < kTurns; ++turn) {
+          if (turn * kRowsAtOnce >= block.count) break;
+          copy_16(to + turn * kStep, rows[turn] + done);
         }
-        arrive_when_copied(ring.full());
-      } else if (lane_id() == 0) {
-        const int bytes = min(S::kUnits, end - unit) * unit_bytes;
-        arrive_expecting(ring.full(), bytes);
-        copy_weights(ring.stage(), weights, bytes, ring.full());
-        weights += bytes;
+      } else {
+        const bf16* from = rows[0] + done;
+        const int64_t step = kRowsAtOnce * job.stride();
+        int row = first_row;
+        for (; row - first_row + 8 <= block.count; row += 8) {
+#pragma unroll
+          for (int turn = 0; turn < 8 / kRowsAtOnce; ++turn, to += kStep, from += step) copy_16(to, from);
+        }
+#pragma unroll 1
+        for (; row < block.count; row += kRowsAtOnce, to += kStep, from += step) copy_16(to, from);
       }
+      arrive_when_copied(ring.full());
     }
     meet_to_add_splits(job, block, tile);
   }
@@ -242,36 +237,34 @@ __device__ __noinline__ void send(const Job& job, unsigned item, unsigned items,
 
 // The stages of one item: total += weights · rows.
 template <class S, int kRowTiles>
-__device__ void multiply_item(Ring<S>& ring, int units, int strips, int count, float (&total)[kRowTiles][4]) {
+__device__ void multiply_item(Ring<S>& ring, int halves, int strips, int count, float (&total)[kRowTiles][4]) {
   using W = typename S::Strips;
-  constexpr int kUnitOfRows = kRowTiles * kTileBytes;
-  static_assert(kStageOffset + S::kCount * S::kBytes <= Ring<Stage<W, 1>>::kZerosOffset);
-  const int strip = min(warp_id(), strips - 1);  // past the last a warp takes that once more
+  constexpr int kTileBytes = 8 * S::kRowBytes;
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  const bool mine = warp_id() < strips;
   const int unit_bytes = strips * W::kUnitBytes;
-  for (; units > 0; units -= S::kUnits, ring.next()) {
+  // Rows that are not there are not stored. Zeros save their products power; beside other tiles they are any bits.
+  const bool absent = kRowTiles == 1 && g >= count;
+  for (; halves > 0; halves -= 2 * S::kUnits, ring.next()) {
     wait_phase(ring.full(), ring.phase);
-    const char* at = ring.stage() + strip * W::kUnitBytes;
-    const char* x = ring.stage() + S::kRowsOffset;
-    if constexpr (kByGroup<kRowTiles>) {
-      let_products_read();
-      const GroupTiles rows(x);
-      const int here = min(S::kUnits, units);
-#pragma unroll kRowTiles == 4 ? S::kUnits : 1
-      for (int u = 0; u < here; ++u) W::multiply_by_group(at + u * unit_bytes, rows, u * kUnitOfRows, total);
-    } else {
-      constexpr int kAtOnce = W::units_at_once(kRowTiles), kUnrolled = kRowTiles == 1 ? S::kUnits : 1;
-      const bool absent = kRowTiles == 1 && lane_id() % 8 >= count;
-      const int row = absent ? 0 : lane_id() % 8;
-      if (absent) x = Ring<S>::zeros();
-      if (units >= S::kUnits) {
+    const char* strip = ring.stage() + warp_id() * W::kUnitBytes;
+    const char* x = (absent ? ring.zeros() : ring.stage() + S::kRowsOffset + g * S::kRowBytes) + 16 * t;
+    // Sums that do not wait for each other: as many as registers allow.
+    constexpr int kAllowed = kRowTiles == 1 ? 4 : kRowTiles <= 4 ? 2 : 1;
+    constexpr int kHalves = kAllowed < 2 * S::kUnits ? kAllowed : 2 * S::kUnits;
+    constexpr int kRowsAtOnce = kRowTiles < 4 ? kRowTiles : 4;
+    constexpr int kUnrolled = kRowTiles == 1 ? 2 * S::kUnits : 1;
+    if (mine && kHalves > 1 && halves >= 2 * S::kUnits) {
 #pragma unroll kUnrolled
-        for (int u = 0; u < S::kUnits; u += kAtOnce)
-          W::template multiply<kAtOnce>(at + u * unit_bytes, unit_bytes, x + u * kUnitOfRows, row, total);
-      } else {
+      for (int h = 0; h < 2 * S::kUnits; h += kHalves)
+        W::template multiply<kHalves, kRowsAtOnce, kTileBytes>(strip + h / 2 * unit_bytes, unit_bytes, 0, x + 64 * h,
+                                                               total);
+    } else if (mine) {
+      const int here = min(2 * S::kUnits, halves);
 #pragma unroll 1
-        for (int u = 0; u < units; ++u)
-          W::template multiply<1>(at + u * unit_bytes, unit_bytes, x + u * kUnitOfRows, row, total);
-      }
+      for (int h = 0; h < here; ++h)
+        W::template multiply<1, kHalves == 1 ? kRowsAtOnce : 1, kTileBytes>(strip + h / 2 * unit_bytes, unit_bytes,
+                                                                            h % 2, x + 64 * h, total);
     }
     __syncwarp();
     if (lane_id() == 0) arrive(ring.empty());
@@ -297,12 +290,10 @@ __device__ void consume(const Job& job, unsigned item, unsigned items, unsigned 
 #pragma unroll
       for (int i = 0; i < 2; ++i) entries[r][i] = job.entry(block, min(8 * r + 2 * t + i, block.count - 1));
     float total[kRowTiles][4] = {};
-    multiply_item(ring, tile.units, tile.strips, block.count, total);
-    if (kRowTiles >= 4) {  // found again rather than kept in registers that the loop needs
+    multiply_item(ring, tile.halves, tile.strips, block.count, total);
+    if (kRowTiles >= 4 && !Job::kGathers) {  // found again rather than kept in registers that the loop needs
       asm volatile("" : "+r"(item));
-      const uint64_t counts = *counts_of_warp();
-      items = blocks_of(counts, S::kClass) * tiling.tiles(), first_block = blocks_before(counts, S::kClass);
-      block = job.block(first_block + item / tiling.tiles()), tile = tiling.tile(item % tiling.tiles());
+      block = job.block(first_block + item / tiles), tile = tiling.tile(item % tiles);
     }
     const bool mine = warp_id() < tile.strips, split = Job::kSplits && tiling.splits > 1;
     if (split) __syncthreads();  // the ring is done with: sums take its place
@@ -325,13 +316,20 @@ __device__ void consume(const Job& job, unsigned item, unsigned items, unsigned 
   }
 }
 
+// Blocks of each class, as every warp has read it: in shared memory, since registers are short.
+__device__ inline volatile uint64_t* counts_of_warp() {
+  return reinterpret_cast<uint64_t*>(shared_memory() + kCountsOffset) + warp_id();
+}
+
 template <int kRowTiles, class Job>
 __device__ void stream_class(const Job& job) {
   using S = Stage<typename Job::Strips, kRowTiles>;
   const uint64_t counts = *counts_of_warp();
   const unsigned tiles = job.tiling.tiles(), items = blocks_of(counts, S::kClass) * tiles, grid = gridDim.x;
   if (items == 0) return;  // for the whole grid
-  const unsigned first_block = blocks_before(counts, S::kClass);
+  unsigned first_block = 0;
+#pragma unroll
+  for (int c = 0; c < S::kClass; ++c) first_block += blocks_of(counts, c);
   if (first_block > 0) {  // the class before laid out the ring otherwise
     let_copies_overwrite();
     __syncthreads();
@@ -340,9 +338,9 @@ __device__ void stream_class(const Job& job) {
   if (warp_id() < kStrips)
     consume<Job, S, kRowTiles>(job, item, items, first_block);
   else if (warp_id() == kStrips)
-    send<Job, S, kRowTiles, true>(job, item, items, first_block);
+    send_rows<Job, S>(job, item, items, first_block);
   else
-    send<Job, S, kRowTiles, false>(job, item, items, first_block);
+    send_weights<Job, S>(job, item, items, first_block);
 }
 
 // On one thread.
@@ -360,16 +358,14 @@ constexpr int kStreamThreads = 32 * (kStrips + 2);
 template <class Job>
 __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_tiles(const __grid_constant__ Job job) {
   using W = typename Job::Strips;
-  if (threadIdx.x == 32 * kStrips) {
+  if (threadIdx.x == 32 * (kStrips + 1)) {
     if constexpr (Job::kBlockRows > 32) init_ring<Stage<W, 8>>();
     init_ring<Stage<W, 4>>();
     init_ring<Stage<W, 2>>();
     init_ring<Stage<W, 1>>();
     publish_barriers();
   }
-  using Alone = Ring<Stage<W, 1>>;
-  for (size_t i = threadIdx.x; i < (kMaxSharedBytes - Alone::kZerosOffset) / 16; i += blockDim.x)
-    reinterpret_cast<uint4*>(Alone::zeros())[i] = {0, 0, 0, 0};
+  if (warp_id() == kStrips) reinterpret_cast<uint4*>(shared_memory() + kBarrierBytes)[lane_id()] = {0, 0, 0, 0};
   __syncthreads();
   if (!Job::kWeightsAhead || warp_id() != kStrips + 1) wait_for_grid_in_front();
   let_next_grid_start();
@@ -408,6 +404,11 @@ void launch_stream(const Job& job, int64_t most_items, cudaStream_t stream) {
   launch_early_in_clusters(cluster, stream_tiles<Job>, grid, kStreamThreads, kMaxSharedBytes, stream, job);
 }
 
+struct Rows {
+  const bf16* x;
+  int64_t stride;
+};
+
 static __global__ void copy_row_elements(const int32_t* n_rows, const bf16* from, int64_t stride, int columns,
                                          bf16* to) {
   const int64_t count = int64_t{*n_rows} * columns;
@@ -415,14 +416,12 @@ static __global__ void copy_row_elements(const int32_t* n_rows, const bf16* from
     to[i] = from[i / columns * stride + i % columns];
 }
 
-// x itself, or a copy where copies need other addresses. `columns`: a multiple of 8.
+// Rows that start at multiples of 16 bytes, as copies need them: x itself or a copy. `columns`: a multiple of 8.
 inline Rows aligned_rows(const int32_t* n_rows, const bf16* x, int64_t stride, int64_t max_rows, int columns,
                          bf16* copy, cudaStream_t stream) {
-  const int64_t bytes = stride * static_cast<int64_t>(sizeof(bf16));
-  if (reinterpret_cast<uintptr_t>(x) % 16 == 0 && bytes % 16 == 0 && bytes <= INT32_MAX)
-    return {x, static_cast<int32_t>(bytes)};
+  if (reinterpret_cast<uintptr_t>(x) % 16 == 0 && stride % 8 == 0) return {x, stride};
   copy_row_elements<<<grid_for(max_rows * columns, 256, 8), 256, 0, stream>>>(n_rows, x, stride, columns, copy);
-  return {copy, columns * static_cast<int32_t>(sizeof(bf16))};
+  return {copy, columns};
 }
 
 }  // namespace kdtree::cuda

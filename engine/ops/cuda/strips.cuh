@@ -1,13 +1,10 @@
 // Weights as the tensor cores eat them: strips of 16 outputs, a strip being units of 64 inputs. A tile is kStrips strips
 // (the last one what is left) and lies unit by unit: [tile][unit][strip of the tile], so that any units of it are one
 // piece of memory. A unit holds each lane's share in 16-byte pieces. Inputs are padded to whole units and outputs to
-// whole strips with zero weights.
+// whole strips with zero weights; only halves of 32 inputs that exist are multiplied.
 //
-// A unit is two halves of 32 inputs, two products of 16. Lane 4 g + t holds pairs 2 t, 2 t + 8, 2 t + 16, 2 t + 24 (and
-// one more) of a half, of outputs g and g + 8: the first two are for the first product.
-//
-// Rows of x that meet them lie in tiles of 8, [unit][tile][row][16-byte piece], piece c where c ^ row would be: a lane's
-// pairs of a tile's half are one load of 8 x 8 matrices without a bank conflict, and a warpgroup's products take them so.
+// Lane 4 g + t holds inputs 8 t … 8 t + 7 of every half, of outputs g and g + 8; and the same inputs of row g of x,
+// which is one 16-byte load from x as it lies. Two m16n8k16 take a half: inputs 0 … 3 of each eight first, then 4 … 7.
 #pragma once
 #include "ptx.cuh"
 #include "reduce.cuh"
@@ -15,12 +12,6 @@
 namespace kdtree::cuda {
 
 constexpr int kStrips = 8;  // of a tile
-
-constexpr int kTileBytes = 1024;  // 8 rows of a unit
-
-// Whether warpgroups multiply so many tiles of rows: they do several at a time.
-template <int kRowTiles>
-constexpr bool kByGroup = kWarpgroups && kRowTiles >= 4;
 
 // The 2 x 8 pairs of a lane for a half: operand a of the first product and of the second.
 struct HalfStrip {
@@ -35,13 +26,8 @@ __device__ inline void multiply_second(float (&sum)[4], const HalfStrip& strip, 
   multiply_add(sum, strip.a[4], strip.a[5], strip.a[6], strip.a[7], rows.z, rows.w);
 }
 
-// A lane's pairs of half h of a tile of rows; `row`, of the tile, is that which the lane finds for all: lane_id() % 8.
-__device__ inline uint4 load_rows(const char* tile, int row, int h) {
-  return load_matrices(tile + row * 128 + ((lane_id() / 8 ^ row) * 16 ^ 64 * h));
-}
-
-// A word is a lane's 8 inputs of an output, code = q + 8: its pairs begin at bits 0, 8, 4, 12, and their second inputs lie
-// 16 bits higher. A unit is
+// A word is 8 inputs of an output, code = q + 8: inputs 0, 2, 4, 6 from bits 0, 8, 4, 12 on, their odd neighbours 16
+// bits higher. A unit is
 //   [lane][word of half 0, output g; of half 0, output g + 8; of half 1, g; of half 1, g + 8]          512 bytes
 //   [g][half][scale of output g, of output g + 8] in bf16, times 2^6                                    64 bytes
 //
@@ -51,78 +37,63 @@ struct Int4Strips {
   static constexpr int kUnitBytes = 576;
   static constexpr float kPackedScale = 0x1p6f;
   static constexpr int units_a_stage(int row_tiles) { return row_tiles <= 2 ? 4 : 2; }
-  static __host__ __device__ constexpr int units_at_once(int row_tiles) { return row_tiles == 1 ? 2 : 1; }
 
-  // Adds the product of kUnits units, `stride` bytes apart. The scale of a group is applied in fp32 to the group's sum.
-  template <int kUnits, int kRowTiles>
-  static __device__ void multiply(const char* unit, int stride, const char* x, int row, float (&total)[kRowTiles][4]) {
-    constexpr int kHalves = 2 * kUnits, kAtOnce = kRowTiles >= 4 ? 1 : kHalves;  // sums that do not wait for each other
-#pragma unroll kAtOnce
-    for (int first = 0; first < kHalves; first += kAtOnce) {
-      uint2 codes[kAtOnce];
-      uint32_t scales[kAtOnce];
-      if constexpr (kAtOnce == 1) {
-        const char* at = unit + first / 2 * stride;
-        codes[0] = reinterpret_cast<const uint2*>(at)[2 * lane_id() + first % 2];
-        scales[0] = reinterpret_cast<const uint32_t*>(at + 512)[2 * (lane_id() / 4) + first % 2];
-      } else {
+  // Adds the product of kHalves halves: one, the half-th of a unit, or those of whole units, `stride` bytes apart. The
+  // scale of a group is applied in fp32 to the group's sum. Sums of kRowsAtOnce tiles do not wait for each other.
+  template <int kHalves, int kRowsAtOnce, int kTileBytes, int kRowTiles>
+  static __device__ void multiply(const char* unit, int stride, int half, const char* x, float (&total)[kRowTiles][4]) {
+    uint2 codes[kHalves];
+    uint32_t scales[kHalves];
+    if constexpr (kHalves == 1) {
+      codes[0] = reinterpret_cast<const uint2*>(unit)[2 * lane_id() + half];
+      scales[0] = reinterpret_cast<const uint32_t*>(unit + 512)[2 * (lane_id() / 4) + half];
+    } else {
 #pragma unroll
-        for (int h = 0; h < kHalves; h += 2) {
-          const uint4 both = reinterpret_cast<const uint4*>(unit + h / 2 * stride)[lane_id()];
-          const uint2 pairs = reinterpret_cast<const uint2*>(unit + h / 2 * stride + 512)[lane_id() / 4];
-          codes[h] = {both.x, both.y}, codes[h + 1] = {both.z, both.w};
-          scales[h] = pairs.x, scales[h + 1] = pairs.y;
-        }
-      }
-      HalfStrip strip[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) dequantize(codes[i], strip[i]);
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        float sum[kAtOnce][4] = {};
-        uint4 rows[kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-          rows[i] = load_rows(x + ((first + i) / 2 * kRowTiles + r) * kTileBytes, row, (first + i) % 2);
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) multiply_first(sum[i], strip[i], rows[i]);
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) multiply_second(sum[i], strip[i], rows[i]);
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) add_scaled(total[r], scales[i], sum[i]);
+      for (int h = 0; h < kHalves; h += 2) {
+        const uint4 both = reinterpret_cast<const uint4*>(unit + h / 2 * stride)[lane_id()];
+        const uint2 pairs = reinterpret_cast<const uint2*>(unit + h / 2 * stride + 512)[lane_id() / 4];
+        codes[h] = {both.x, both.y}, codes[h + 1] = {both.z, both.w};
+        scales[h] = pairs.x, scales[h + 1] = pairs.y;
       }
     }
-  }
-
-  // The same of one unit by a warpgroup, on the rows `bytes` from x on.
-  template <int kRowTiles>
-  static __device__ void multiply_by_group(const char* unit, GroupTiles x, int bytes, float (&total)[kRowTiles][4]) {
-    const uint4 codes = reinterpret_cast<const uint4*>(unit)[lane_id()];
-    const uint2 scales = reinterpret_cast<const uint2*>(unit + 512)[lane_id() / 4];
+    HalfStrip strip[kHalves];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      HalfStrip strip;
-      float sum[kRowTiles][4];
-      dequantize(h ? uint2{codes.z, codes.w} : uint2{codes.x, codes.y}, strip);
-      begin_products<false>(sum, strip.a, x, bytes, h);
-      wait_for_products(sum);
+    for (int h = 0; h < kHalves; ++h) {
+      dequantize(codes[h].x, strip[h].a);
+      dequantize(codes[h].y, strip[h].a + 1);
+    }
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) add_scaled(total[r], h ? scales.y : scales.x, sum[r]);
+    for (int first = 0; first < kRowTiles; first += kRowsAtOnce) {
+      float sum[kRowsAtOnce][kHalves][4] = {};
+      uint4 rows[kRowsAtOnce][kHalves];
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r)
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h)
+          rows[r][h] = *reinterpret_cast<const uint4*>(x + (first + r) * kTileBytes + 64 * h);
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r)
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) multiply_first(sum[r][h], strip[h], rows[r][h]);
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r)
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) multiply_second(sum[r][h], strip[h], rows[r][h]);
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r)
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) {
+          const float low = __uint_as_float(scales[h] << 16), high = __uint_as_float(scales[h] & 0xFFFF0000u);
+          float(&to)[4] = total[first + r];
+          to[0] = fmaf(low, sum[r][h][0], to[0]);
+          to[1] = fmaf(low, sum[r][h][1], to[1]);
+          to[2] = fmaf(high, sum[r][h][2], to[2]);
+          to[3] = fmaf(high, sum[r][h][3], to[3]);
+        }
     }
   }
 
  private:
-  static __device__ void add_scaled(float (&total)[4], uint32_t scales, const float (&sum)[4]) {
-    const float low = __uint_as_float(scales << 16), high = __uint_as_float(scales & 0xFFFF0000u);
-    total[0] = fmaf(low, sum[0], total[0]);
-    total[1] = fmaf(low, sum[1], total[1]);
-    total[2] = fmaf(high, sum[2], total[2]);
-    total[3] = fmaf(high, sum[3], total[3]);
-  }
-  static __device__ void dequantize(uint2 codes, HalfStrip& strip) {
-    dequantize(codes.x, strip.a);
-    dequantize(codes.y, strip.a + 1);
-  }
   // Pairs of inputs to a[0], a[2], a[4], a[6].
   static __device__ void dequantize(uint32_t word, uint32_t* a) {
     constexpr uint32_t kLow = 0x000F000F, kHigh = 0x00F000F0;
@@ -138,37 +109,26 @@ struct Int4Strips {
 struct Bf16Strips {
   static constexpr int kUnitBytes = 2048;
   static constexpr int units_a_stage(int) { return 1; }
-  static __host__ __device__ constexpr int units_at_once(int) { return 1; }
 
-  template <int kUnits, int kRowTiles>
-  static __device__ void multiply(const char* unit, int stride, const char* x, int row, float (&total)[kRowTiles][4]) {
+  template <int kHalves, int kRowsAtOnce, int kTileBytes, int kRowTiles>
+  static __device__ void multiply(const char* unit, int stride, int half, const char* x, float (&total)[kRowTiles][4]) {
 #pragma unroll
-    for (int h = 0; h < 2 * kUnits; ++h) {
-      const HalfStrip strip = half_strip(unit + h / 2 * stride, h % 2);
-      uint4 rows[kRowTiles];
+    for (int h = 0; h < kHalves; ++h) {
+      const auto* a = reinterpret_cast<const uint4*>(unit + h / 2 * stride + (half + h % 2) * (kUnitBytes / 2)) + lane_id();
+      const uint4 low = a[0], high = a[32];
+      const HalfStrip strip = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) 
-        rows[r] = load_rows(x + (h / 2 * kRowTiles + r) * kTileBytes, row, h % 2);
+      for (int first = 0; first < kRowTiles; first += kRowsAtOnce) {
+        uint4 rows[kRowsAtOnce];
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) multiply_first(total[r], strip, rows[r]);
+        for (int r = 0; r < kRowsAtOnce; ++r)
+          rows[r] = *reinterpret_cast<const uint4*>(x + (first + r) * kTileBytes + 64 * h);
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) multiply_second(total[r], strip, rows[r]);
+        for (int r = 0; r < kRowsAtOnce; ++r) multiply_first(total[first + r], strip, rows[r]);
+#pragma unroll
+        for (int r = 0; r < kRowsAtOnce; ++r) multiply_second(total[first + r], strip, rows[r]);
+      }
     }
-  }
-
-  template <int kRowTiles>
-  static __device__ void multiply_by_group(const char* unit, GroupTiles x, int bytes, float (&total)[kRowTiles][4]) {
-    const HalfStrip first = half_strip(unit, 0), second = half_strip(unit, 1);
-    begin_products<true>(total, first.a, x, bytes, 0);
-    begin_products<true>(total, second.a, x, bytes, 1);
-    wait_for_products(total);
-  }
-
- private:
-  static __device__ HalfStrip half_strip(const char* unit, int h) {
-    const auto* a = reinterpret_cast<const uint4*>(unit + h * (kUnitBytes / 2)) + lane_id();
-    const uint4 low = a[0], high = a[32];
-    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
   }
 };
 

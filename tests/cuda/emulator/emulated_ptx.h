@@ -44,7 +44,7 @@ struct EmulatedBarrier {
 };
 struct Piece {
   char* to;
-  const char* from;  // nullptr: zeros
+  const char* from;
 };
 struct PendingCopy {  // one in bulk, or all pieces that a thread began
   char* to;
@@ -95,11 +95,7 @@ inline void wait_phase(uint64_t* barrier, uint32_t parity) {
     const PendingCopy copy = pending_copies.back();
     pending_copies.pop_back();
     for (const Piece& piece : copy.pieces) {
-      if (!piece.from) {
-        std::memset(piece.to, 0, 16);
-        continue;
-      }
-      refuse_unwritten(piece.from, 16, "copy_16_if");
+      refuse_unwritten(piece.from, 16, "copy_16");
       std::memcpy(piece.to, piece.from, 16);
     }
     if (copy.bytes) {
@@ -120,8 +116,7 @@ inline void copy_weights(void* to, const void* from, int bytes, uint64_t* barrie
 }
 // A thread's pieces are there when its arrival is, not before.
 inline std::vector<Piece> pieces_of_thread[emulator::kMostBlocks * 1024];
-inline void copy_16_if(bool there, void* to, const void* from) {
-  if (!there) from = nullptr;
+inline void copy_16(void* to, const void* from) {
   if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16) refuse_ptx("a piece at an odd address");
   pieces_of_thread[emulator::running.current].push_back({static_cast<char*>(to), static_cast<const char*>(from)});
 }
@@ -164,14 +159,6 @@ inline uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c) {
   return rounded(fmaf(low_bf16(a), low_bf16(b), low_bf16(c))) |
          rounded(fmaf(high_bf16(a), high_bf16(b), high_bf16(c))) << 16;
 }
-inline uint4 load_matrices(const char* row) {
-  const char* rows[32];
-  std::memcpy(rows, emulator::exchange("ldmatrix", row), sizeof rows);
-  uint4 v;
-  for (size_t i = 0; i < 4; ++i)
-    std::memcpy(&v.x + i, rows[8 * i + emulator::lane() / 4] + 4 * (emulator::lane() % 4), 4);
-  return v;
-}
 inline void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   uint64_t a_rows[2][32], b_columns[32];
   std::memcpy(a_rows[0], emulator::exchange("mma a", uint64_t{a2} << 32 | a0), sizeof a_rows[0]);
@@ -186,28 +173,5 @@ inline void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
       c[i] += high_bf16(a_pair) * high_bf16(b_pair);
     }
 }
-
-// Products of a warpgroup, warp by warp; they are made when they begin.
-constexpr bool kWarpgroups = true;
-struct GroupTiles {
-  const char* tiles;
-  explicit GroupTiles(const char* p) : tiles(p) {
-    if ((p - emulator::dynamic_shared) % 1024) refuse_ptx("tiles of rows at an odd address");
-  }
-};
-template <bool kAdds, int kTiles>
-void begin_products(float (&c)[kTiles][4], const uint32_t (&a)[8], GroupTiles b, int bytes, int half) {
-  const size_t lane = emulator::lane();
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const auto piece = static_cast<size_t>(4 * half) + lane / 8;
-    const uint4 rows = load_matrices(b.tiles + bytes + 1024 * tile + lane % 8 * 128 + (piece ^ lane % 8) * 16);
-    if (!kAdds) std::fill_n(c[tile], 4, 0.0f);
-    multiply_add(c[tile], a[0], a[1], a[2], a[3], rows.x, rows.y);
-    multiply_add(c[tile], a[4], a[5], a[6], a[7], rows.z, rows.w);
-  }
-}
-template <int kTiles>
-void wait_for_products(float (&)[kTiles][4]) {}
-inline void let_products_read() {}
 
 }  // namespace kdtree::cuda
