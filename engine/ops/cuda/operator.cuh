@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "../operator.h"
 
@@ -30,12 +31,20 @@ constexpr size_t kMaxSharedBytes = 101376;
 inline const char* accept_any(const void*) { return nullptr; }
 inline size_t no_bytes(const void*) { return 0; }
 
-// Adapt typed functions to the table's untyped ones. A kernel launcher's error is read here, once for all.
-template <class Shape, class Args, void (*launch)(const Shape&, const Args&, void*, cudaStream_t)>
+// Adapt typed functions to the table's untyped ones. A kernel launcher's error is read here, once for all; a launcher
+// returns what else fails.
+template <class Shape, class Args, auto launch>
 int run_as(const void* shape, const void* args, void* workspace, void* stream) {
-  launch(*static_cast<const Shape*>(shape), *static_cast<const Args*>(args), workspace,
-         static_cast<cudaStream_t>(stream));
-  return static_cast<int>(cudaGetLastError());
+  const auto run = [&] {
+    return launch(*static_cast<const Shape*>(shape), *static_cast<const Args*>(args), workspace,
+                  static_cast<cudaStream_t>(stream));
+  };
+  cudaError_t error = cudaSuccess;
+  if constexpr (std::is_void_v<decltype(run())>)
+    run();
+  else
+    error = run();
+  return static_cast<int>(error != cudaSuccess ? error : cudaGetLastError());
 }
 template <class Shape, class Weights, cudaError_t (*pack)(const Shape&, const Weights&, void*, cudaStream_t)>
 int prepare_as(const void* shape, const void* weights, void* packed, void* stream) {

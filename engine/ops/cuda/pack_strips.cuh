@@ -65,17 +65,23 @@ struct UnitAt {
   }
 };
 
-// The eight codes of a bundle's word in the order of Int4Strips.
-__host__ __device__ inline uint32_t permuted(uint32_t word) {
+// A lane's eight codes of a half, four words of the bundle, as Int4Units has them.
+template <class Order>
+__host__ __device__ uint32_t codes_of_lane(const uint32_t (&half)[4], int t) {
   uint32_t to = 0;
-  for (int i = 0; i < 8; ++i) to |= (word >> (4 * i) & 15) << (i % 2 * 16 + i / 2 % 2 * 8 + i / 4 * 4);
+  for (int p = 0; p < 4; ++p)
+    for (int i = 0; i < 2; ++i) {
+      const int input = Order::input(t, p) + i;
+      to |= (half[input / 8] >> (4 * (input % 8)) & 15) << (16 * i + p % 2 * 8 + p / 2 * 4);
+    }
   return to;
 }
 
-// A thread a word. What pads is code 8, scale 0.
-static __global__ void permute_int4(StripSource<uint32_t> codes, StripSource<bf16> scales, int k, int strips,
+// A thread a word. What pads is code 8, scale 0; groups are 32 inputs, so a half is there or not.
+template <class Order>
+__global__ void permute_int4(StripSource<uint32_t> codes, StripSource<bf16> scales, int k, int strips,
                                     uint32_t* packed) {
-  constexpr int kWords = Int4Strips::kUnitBytes / 4, kCodes = 128;
+  constexpr int kWords = Int4Units::kUnitBytes / 4, kCodes = 128;
   const int units = ceil_div(k, 64);
   const int64_t count = int64_t{strips} * units * kWords;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
@@ -83,14 +89,17 @@ static __global__ void permute_int4(StripSource<uint32_t> codes, StripSource<bf1
     const UnitAt at_unit(i / kWords, strips, units);
     const int strip = at_unit.strip, unit = at_unit.unit;
     if (at < kCodes) {
-      const int lane = at / 4, word = 8 * unit + at / 2 % 2 * 4 + lane % 4;
-      packed[i] = word < k / 8 ? permuted(codes.at(strip, at % 2, lane / 4, k / 8, word, 0x88888888u)) : 0x88888888u;
+      const int lane = at / 4, word = 8 * unit + at / 2 % 2 * 4;
+      uint32_t half[4];
+      for (int j = 0; j < 4; ++j)
+        half[j] = word < k / 8 ? codes.at(strip, at % 2, lane / 4, k / 8, word + j, 0x88888888u) : 0x88888888u;
+      packed[i] = codes_of_lane<Order>(half, lane % 4);
     } else {
       const int g = (at - kCodes) / 2, group = 2 * unit + at % 2;
       const auto scale = [&](bool upper) -> uint32_t {
         if (group >= k / 32) return 0;
         return __float_as_uint(to_float(scales.at(strip, upper, g, k / 32, group, rounded<bf16>(0))) *
-                               Int4Strips::kPackedScale) >> 16;  // a power of two: exact
+                               Int4Units::kPackedScale) >> 16;  // a power of two: exact
       };
       packed[i] = scale(false) | scale(true) << 16;
     }
@@ -98,9 +107,9 @@ static __global__ void permute_int4(StripSource<uint32_t> codes, StripSource<bf1
 }
 
 // A thread a pair of inputs. What pads is 0.
-template <class T>
+template <class Order, class T>
 __global__ void permute_bf16(StripSource<T> w, int k, int strips, uint32_t* packed) {
-  constexpr int kWords = Bf16Strips::kUnitBytes / 4;
+  constexpr int kWords = Bf16Units::kUnitBytes / 4;
   const int units = ceil_div(k, 64);
   const int64_t count = int64_t{strips} * units * kWords;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
@@ -108,7 +117,8 @@ __global__ void permute_bf16(StripSource<T> w, int k, int strips, uint32_t* pack
     const UnitAt at_unit(i / kWords, strips, units);
     const int strip = at_unit.strip, unit = at_unit.unit;
     const int lane = at / 4 % 32, half_and_product = at / 128;
-    const int input = 64 * unit + half_and_product / 2 * 32 + lane % 4 * 8 + half_and_product % 2 * 4 + at / 2 % 2 * 2;
+    const int half = half_and_product / 2, pair = half_and_product % 2 * 2 + at / 2 % 2;
+    const int input = 64 * unit + 32 * half + Order::input(lane % 4, pair);
     const auto value = [&](int column) -> uint32_t {
       if (column >= k) return 0;
       const float v = to_float(w.at(strip, at % 2, lane / 4, k, column, rounded<T>(0)));
@@ -118,19 +128,23 @@ __global__ void permute_bf16(StripSource<T> w, int k, int strips, uint32_t* pack
   }
 }
 
-inline void pack_strips(StripSource<uint32_t> codes, StripSource<bf16> scales, int k, int strips, void* packed,
-                        cudaStream_t stream) {
-  const auto words = static_cast<int64_t>(strip_bytes<Int4Strips>(strips, k) / 4);
-  permute_int4<<<grid_for(words, 256, 8), 256, 0, stream>>>(codes, scales, k, strips, static_cast<uint32_t*>(packed));
+template <class Strips>
+void pack_strips(StripSource<uint32_t> codes, StripSource<bf16> scales, int k, int strips, void* packed,
+                 cudaStream_t stream) {
+  const auto words = static_cast<int64_t>(strip_bytes<Strips>(strips, k) / 4);
+  using Order = typename Strips::Order;
+  permute_int4<Order><<<grid_for(words, 256, 8), 256, 0, stream>>>(codes, scales, k, strips,
+                                                                   static_cast<uint32_t*>(packed));
 }
-template <class T>
+template <class Strips, class T>
 void pack_strips(StripSource<T> w, int k, int strips, void* packed, cudaStream_t stream) {
-  const auto words = static_cast<int64_t>(strip_bytes<Bf16Strips>(strips, k) / 4);
-  permute_bf16<T><<<grid_for(words, 256, 8), 256, 0, stream>>>(w, k, strips, static_cast<uint32_t*>(packed));
+  const auto words = static_cast<int64_t>(strip_bytes<Strips>(strips, k) / 4);
+  using Order = typename Strips::Order;
+  permute_bf16<Order, T><<<grid_for(words, 256, 8), 256, 0, stream>>>(w, k, strips, static_cast<uint32_t*>(packed));
 }
 
 // A float matrix [n, k] in host memory, some tiles at a time.
-template <class T>
+template <class Strips, class T>
 cudaError_t stage_strips(const T* w, int n, int k, void* packed, cudaStream_t stream) {
   const int64_t tile_bytes = int64_t{16} * kStrips * k * static_cast<int64_t>(sizeof(T));
   const int at_once = kStrips * static_cast<int>(std::max<int64_t>(1, (int64_t{64} << 20) / tile_bytes));
@@ -139,8 +153,8 @@ cudaError_t stage_strips(const T* w, int n, int k, void* packed, cudaStream_t st
     const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(k) * sizeof(T);
     const Staged staged(w + int64_t{16} * strip * k, bytes, stream);
     if (staged.error != cudaSuccess) return staged.error;
-    pack_strips(StripSource<T>::of(staged.template as<T>(), rows, k), k, ceil_div(rows, 16),
-                static_cast<char*>(packed) + strip_bytes<Bf16Strips>(strip, k), stream);
+    pack_strips<Strips>(StripSource<T>::of(staged.template as<T>(), rows, k), k, ceil_div(rows, 16),
+                static_cast<char*>(packed) + strip_bytes<Strips>(strip, k), stream);
   }
   return cudaGetLastError();
 }

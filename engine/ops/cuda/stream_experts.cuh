@@ -1,14 +1,13 @@
-// The expert kernels over stream_tiles: pairs (row, slot) are sorted by expert into blocks that share its weights; then
+// The expert kernels over stream_gathered: pairs (row, slot) are sorted by expert into blocks that share its weights; then
 // gate, up and silu in one launch, down in the next, and the sum over slots in router order. Each launch overlaps the
 // end of the one in front. Experts without rows cost nothing, and so do rows that a smaller tree leaves out.
 #pragma once
 #include "pack_strips.cuh"
-#include "stream_tiles.cuh"
+#include "stream_gathered.cuh"
 #include "swiglu.cuh"
 
 namespace kdtree::cuda {
 
-constexpr int kExpertRows = 32;  // of a block
 constexpr int kMostExperts = 1024;  // a thread each when sorting
 constexpr int kSortedAtOnce = 2048;
 
@@ -16,7 +15,7 @@ struct StreamExpertsShape {
   int64_t max_rows;
   int hidden, intermediate, n_experts, top_k;
   int64_t max_pairs() const { return max_rows * top_k; }
-  int64_t max_blocks() const { return std::min(max_pairs(), n_experts + max_pairs() / kExpertRows); }
+  int64_t max_blocks() const { return std::min(max_pairs(), n_experts + max_pairs() / kGatheredRows); }
 };
 
 // What sorting leaves. Read past the L1: it may have been written while the reader's launch was already on its way.
@@ -82,8 +81,8 @@ static __global__ void __launch_bounds__(kMostExperts)
   }
 
   // Blocks of each class, 16 bits each: whole ones first, then the rest.
-  constexpr int whole_class = class_of(kExpertRows);
-  const int whole = count / kExpertRows, rest = count % kExpertRows, rest_class = class_of(rest);
+  constexpr int whole_class = class_of(kGatheredRows);
+  const int whole = count / kGatheredRows, rest = count % kGatheredRows, rest_class = class_of(rest);
   const uint64_t blocks =
       (static_cast<uint64_t>(whole) << (16 * whole_class)) + (rest ? uint64_t{1} << (16 * rest_class) : 0);
   uint64_t blocks_before = blocks;
@@ -114,10 +113,10 @@ static __global__ void __launch_bounds__(kMostExperts)
       if (ids[i] != expert) continue;
       const int place = pairs_before + seen;
       sorted.order[place] = first + i;
-      if (seen % kExpertRows == 0) {
-        const bool is_whole = seen < whole * kExpertRows;
-        sorted.blocks[is_whole ? blocks_of(blocks_before, whole_class) + seen / kExpertRows : at] = {
-            expert, place, is_whole ? kExpertRows : rest, first + i};
+      if (seen % kGatheredRows == 0) {
+        const bool is_whole = seen < whole * kGatheredRows;
+        sorted.blocks[is_whole ? blocks_of(blocks_before, whole_class) + seen / kGatheredRows : at] = {
+            expert, place, is_whole ? kGatheredRows : rest, first + i};
       }
       ++seen;
     }
@@ -128,8 +127,7 @@ static __global__ void __launch_bounds__(kMostExperts)
 template <class W>
 struct GateUpJob {
   using Strips = W;
-  static constexpr int kBlockRows = kExpertRows;
-  static constexpr bool kSplits = false, kWeightsAhead = false, kGathers = true;
+  static constexpr bool kWeightsAhead = false;
   Tiling tiling;
   ExpertBlocks sorted;
   const char* packed;
@@ -152,8 +150,7 @@ struct GateUpJob {
 template <class W>
 struct DownJob {
   using Strips = W;
-  static constexpr int kBlockRows = kExpertRows;
-  static constexpr bool kSplits = false, kWeightsAhead = true, kGathers = true;
+  static constexpr bool kWeightsAhead = true;
   Tiling tiling;
   ExpertBlocks sorted;
   const char* packed;  // of expert 0's down
@@ -225,8 +222,8 @@ struct StreamExperts {
         down(s.hidden, s.intermediate, false) {}
 
   static cudaError_t init() {
-    const cudaError_t error = init_stream<GateUpJob<W>>();
-    return error == cudaSuccess ? init_stream<DownJob<W>>() : error;
+    const cudaError_t error = init_gathered<GateUpJob<W>>();
+    return error == cudaSuccess ? init_gathered<DownJob<W>>() : error;
   }
 
   int64_t gate_up_bytes() const { return int64_t{gate_up.strips} * gate_up.units * W::kUnitBytes; }
@@ -240,10 +237,10 @@ struct StreamExperts {
   void gate_up_and_down(const void* weights, const bf16* x, const StreamExpertsScratch& scratch,
                         cudaStream_t stream) const {
     const auto* packed = static_cast<const char*>(weights);
-    launch_stream(GateUpJob<W>{gate_up, scratch.sorted, packed, expert_bytes(), x, scratch.middle, shape.intermediate,
+    launch_gathered(GateUpJob<W>{gate_up, scratch.sorted, packed, expert_bytes(), x, scratch.middle, shape.intermediate,
                                shape.top_k},
                   shape.max_blocks() * gate_up.tiles(), stream);
-    launch_stream(DownJob<W>{down, scratch.sorted, packed + gate_up_bytes(), expert_bytes(), scratch.middle,
+    launch_gathered(DownJob<W>{down, scratch.sorted, packed + gate_up_bytes(), expert_bytes(), scratch.middle,
                              scratch.down},
                   shape.max_blocks() * down.tiles(), stream);
   }

@@ -1,5 +1,5 @@
 // Floor: the weights' bytes. A bf16 matrix whose inputs are a multiple of 32 streams:
-//   Packed: strips (Bf16Strips).
+//   Packed: strips (DenseBf16).
 // All others take the plain kernel:
 //   Packed: [batch, n, k padded to 8] of w_type, read once for every 8 rows.
 #include "../cuda/dot.cuh"
@@ -55,7 +55,7 @@ const char* refuse(const GemmShape& shape) {
 bool streams(const GemmShape& shape) {
   return rung != Rung::kPlain && shape.x_type == kBFloat16 && shape.batch == 1 && shape.k % 32 == 0;
 }
-StreamDense<Bf16Strips> streaming(const GemmShape& shape) { return {shape.max_rows, shape.n, shape.k}; }
+StreamDense<DenseBf16> streaming(const GemmShape& shape) { return {shape.max_rows, shape.n, shape.k}; }
 
 size_t packed_bytes(const GemmShape& shape) {
   if (streams(shape)) return streaming(shape).packed_bytes();
@@ -67,7 +67,7 @@ size_t workspace(const GemmShape& shape) { return streams(shape) ? streaming(sha
 cudaError_t pack(const GemmShape& shape, const GemmWeights& weights, void* packed, cudaStream_t stream) {
   if (streams(shape))
     return with_type(weights.type, [&](auto source) {
-      return stage_strips(static_cast<const decltype(source)*>(weights.w), shape.n, shape.k, packed, stream);
+      return stage_strips<DenseBf16>(static_cast<const decltype(source)*>(weights.w), shape.n, shape.k, packed, stream);
     });
   return with_type(weights.type, [&](auto source) {
     return with_type(shape.w_type, [&](auto w) {
@@ -77,7 +77,7 @@ cudaError_t pack(const GemmShape& shape, const GemmWeights& weights, void* packe
   });
 }
 
-void run(const GemmShape& shape, const GemmArgs& args, void* workspace, cudaStream_t stream) {
+cudaError_t run(const GemmShape& shape, const GemmArgs& args, void* workspace, cudaStream_t stream) {
   if (streams(shape))
     return streaming(shape).launch(args, shape.x_row_stride, shape.y_row_stride, shape.y_type, workspace, stream);
   const int64_t tiles = int64_t{shape.batch} * ceil_div(shape.n, kOutputs) * ceil_div(shape.max_rows, kRows);
@@ -90,13 +90,14 @@ void run(const GemmShape& shape, const GemmArgs& args, void* workspace, cudaStre
     multiply<float, bf16><<<grid, 32 * kWarps, 0, stream>>>(shape, args, aligned);
   else
     multiply<float, float><<<grid, 32 * kWarps, 0, stream>>>(shape, args, aligned);
+  return cudaSuccess;
 }
 
 }  // namespace
 
 namespace cuda {
 
-int init_gemm() { return StreamDense<Bf16Strips>::init(); }
+int init_gemm() { return StreamDense<DenseBf16>::init(); }
 
 }  // namespace cuda
 

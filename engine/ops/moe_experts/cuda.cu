@@ -1,5 +1,5 @@
 // Floor: the bytes of the experts hit. bf16 experts whose widths are multiples of 32 stream:
-//   Packed: an expert after the other: strips of gate and up, strips of down (stream_experts.cuh, Bf16Strips).
+//   Packed: an expert after the other: strips of gate and up, strips of down (stream_experts.cuh, GatheredBf16).
 // All others take the plain kernels:
 //   Packed, an expert after the other: gate and up [intermediate, hidden padded to 8], down [hidden, intermediate
 //   padded to 8], of w_type.
@@ -42,8 +42,8 @@ const char* refuse(const MoeExpertsShape& shape) {
 bool streams(const MoeExpertsShape& shape) {
   return rung != Rung::kPlain && shape.type == kBFloat16 && shape.hidden % 32 == 0 && shape.intermediate % 32 == 0;
 }
-StreamExperts<Bf16Strips> streaming(const MoeExpertsShape& s) {
-  return StreamExperts<Bf16Strips>({s.max_rows, s.hidden, s.intermediate, s.n_experts, s.top_k});
+StreamExperts<GatheredBf16> streaming(const MoeExpertsShape& s) {
+  return StreamExperts<GatheredBf16>({s.max_rows, s.hidden, s.intermediate, s.n_experts, s.top_k});
 }
 
 size_t packed_bytes(const MoeExpertsShape& shape) {
@@ -61,9 +61,9 @@ cudaError_t pack_streaming(const MoeExpertsShape& shape, const MoeExpertsWeights
   if (gate.error != cudaSuccess) return gate.error;
   if (up.error != cudaSuccess) return up.error;
   char* to = static_cast<char*>(packed) + weights.expert * layout.expert_bytes();
-  pack_strips(StripSource<Source>::of(gate.as<Source>(), up.as<Source>(), width), hidden, layout.gate_up.strips, to,
+  pack_strips<GatheredBf16>(StripSource<Source>::of(gate.as<Source>(), up.as<Source>(), width), hidden, layout.gate_up.strips, to,
               stream);
-  return stage_strips(static_cast<const Source*>(weights.down), hidden, width, to + layout.gate_up_bytes(), stream);
+  return stage_strips<GatheredBf16>(static_cast<const Source*>(weights.down), hidden, width, to + layout.gate_up_bytes(), stream);
 }
 
 cudaError_t pack(const MoeExpertsShape& shape, const MoeExpertsWeights& weights, void* packed, cudaStream_t stream) {
@@ -114,7 +114,7 @@ void run(const MoeExpertsShape& shape, const MoeExpertsArgs& args, void* workspa
 
 namespace cuda {
 
-int init_moe_experts() { return StreamExperts<Bf16Strips>::init(); }
+int init_moe_experts() { return StreamExperts<GatheredBf16>::init(); }
 
 }  // namespace cuda
 

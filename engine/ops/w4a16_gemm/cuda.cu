@@ -1,5 +1,5 @@
 // Floor: the packed bytes, 0.5625 a weight with group 32 and bf16 scales. bf16 inputs with such weights stream:
-//   Packed: strips (Int4Strips).
+//   Packed: strips (DenseInt4).
 // All others take the plain kernel, which is also the check of the streaming one (the same values as fp32 scales):
 //   Packed: codes [n, k/8], then scales [n, k/group] of scale_type, as the bundle has them, read once for every 8 rows.
 #include "../cuda/dot.cuh"
@@ -58,7 +58,7 @@ size_t scale_bytes(const W4a16GemmShape& shape) {
 bool streams(const W4a16GemmShape& shape) {
   return rung != Rung::kPlain && shape.x_type == kBFloat16 && shape.scale_type == kBFloat16 && shape.group == 32;
 }
-StreamDense<Int4Strips> streaming(const W4a16GemmShape& shape) { return {shape.max_rows, shape.n, shape.k}; }
+StreamDense<DenseInt4> streaming(const W4a16GemmShape& shape) { return {shape.max_rows, shape.n, shape.k}; }
 
 size_t packed_bytes(const W4a16GemmShape& shape) {
   return streams(shape) ? streaming(shape).packed_bytes() : code_bytes(shape) + scale_bytes(shape);
@@ -70,7 +70,7 @@ cudaError_t pack(const W4a16GemmShape& shape, const W4a16GemmWeights& weights, v
     const Staged codes(weights.qw, code_bytes(shape), stream), scales(weights.sc, scale_bytes(shape), stream);
     if (codes.error != cudaSuccess) return codes.error;
     if (scales.error != cudaSuccess) return scales.error;
-    pack_strips(StripSource<uint32_t>::of(codes.as<uint32_t>(), shape.n, shape.k / 8),
+    pack_strips<DenseInt4>(StripSource<uint32_t>::of(codes.as<uint32_t>(), shape.n, shape.k / 8),
                 StripSource<bf16>::of(scales.as<bf16>(), shape.n, shape.k / 32), shape.k,
                 streaming(shape).tiling.strips, packed, stream);
     return cudaGetLastError();
@@ -80,7 +80,7 @@ cudaError_t pack(const W4a16GemmShape& shape, const W4a16GemmWeights& weights, v
   return upload(static_cast<char*>(packed) + code_bytes(shape), weights.sc, scale_bytes(shape), stream);
 }
 
-void run(const W4a16GemmShape& shape, const W4a16GemmArgs& args, void* workspace, cudaStream_t stream) {
+cudaError_t run(const W4a16GemmShape& shape, const W4a16GemmArgs& args, void* workspace, cudaStream_t stream) {
   if (streams(shape))
     return streaming(shape).launch(args, shape.x_row_stride, shape.y_row_stride, shape.y_type, workspace, stream);
   const int64_t tiles = int64_t{ceil_div(shape.n, kOutputs)} * ceil_div(shape.max_rows, kRows);
@@ -88,13 +88,14 @@ void run(const W4a16GemmShape& shape, const W4a16GemmArgs& args, void* workspace
   with_type(shape.x_type, [&](auto x) {
     multiply<decltype(x)><<<grid_for(tiles, kWarps, 8), 32 * kWarps, 0, stream>>>(shape, args, aligned);
   });
+  return cudaSuccess;
 }
 
 }  // namespace
 
 namespace cuda {
 
-int init_w4a16_gemm() { return StreamDense<Int4Strips>::init(); }
+int init_w4a16_gemm() { return StreamDense<DenseInt4>::init(); }
 
 }  // namespace cuda
 

@@ -1,5 +1,5 @@
 // Floor: the bytes of the experts hit. bf16 activations with groups of 32 and bf16 scales stream:
-//   Packed: an expert after the other: strips of gate and up, strips of down (stream_experts.cuh, Int4Strips).
+//   Packed: an expert after the other: strips of gate and up, strips of down (stream_experts.cuh, GatheredInt4).
 // All others take the plain kernels, which are also the check of the streaming ones (the same values as fp32 scales):
 //   Packed: all experts' codes (gate, up, down of expert 0, then of expert 1, …), then all their scales in the same
 //   order, as the bundle has them.
@@ -48,8 +48,8 @@ bool streams(const W4a16MoeExpertsShape& shape) {
   return rung != Rung::kPlain && shape.type == kBFloat16 && shape.scale_type == kBFloat16 && shape.group == 32;
 }
 
-StreamExperts<Int4Strips> streaming(const W4a16MoeExpertsShape& s) {
-  return StreamExperts<Int4Strips>({s.max_rows, s.hidden, s.intermediate, s.n_experts, s.top_k});
+StreamExperts<GatheredInt4> streaming(const W4a16MoeExpertsShape& s) {
+  return StreamExperts<GatheredInt4>({s.max_rows, s.hidden, s.intermediate, s.n_experts, s.top_k});
 }
 
 size_t packed_bytes(const W4a16MoeExpertsShape& shape) {
@@ -70,10 +70,10 @@ cudaError_t pack_streaming(const W4a16MoeExpertsShape& shape, const W4a16MoeExpe
     if (staged->error != cudaSuccess) return staged->error;
   const int hidden = shape.hidden, width = shape.intermediate;
   char* to = static_cast<char*>(packed) + weights.expert * layout.expert_bytes();
-  pack_strips(StripSource<uint32_t>::of(gate.as<uint32_t>(), up.as<uint32_t>(), width),
+  pack_strips<GatheredInt4>(StripSource<uint32_t>::of(gate.as<uint32_t>(), up.as<uint32_t>(), width),
               StripSource<bf16>::of(gate_sc.as<bf16>(), up_sc.as<bf16>(), width), hidden, layout.gate_up.strips, to,
               stream);
-  pack_strips(StripSource<uint32_t>::of(down.as<uint32_t>(), hidden, width / 8),
+  pack_strips<GatheredInt4>(StripSource<uint32_t>::of(down.as<uint32_t>(), hidden, width / 8),
               StripSource<bf16>::of(down_sc.as<bf16>(), hidden, width / 32), width, layout.down.strips,
               to + layout.gate_up_bytes(), stream);
   return cudaGetLastError();
@@ -118,7 +118,7 @@ void run(const W4a16MoeExpertsShape& shape, const W4a16MoeExpertsArgs& args, voi
 
 namespace cuda {
 
-int init_w4a16_moe_experts() { return StreamExperts<Int4Strips>::init(); }
+int init_w4a16_moe_experts() { return StreamExperts<GatheredInt4>::init(); }
 
 }  // namespace cuda
 

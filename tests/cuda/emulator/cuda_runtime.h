@@ -37,6 +37,10 @@ template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
   return 0;
 }
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {
+  return *blocks = 2, 0;
+}
 
 struct dim3 {
   unsigned x, y, z;
@@ -51,6 +55,7 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 namespace emulator {
 
 inline dim3 thread_index, block_index, block_size, grid_size;
+inline unsigned cluster_size;
 constexpr size_t kSharedBytes = 101376;
 constexpr unsigned kMostBlocks = 8;  // of a cluster
 alignas(256) inline char shared_memory[kMostBlocks][kSharedBytes];
@@ -180,6 +185,7 @@ void launch(dim3 grid, dim3 threads, size_t shared_bytes, cudaStream_t, Kernel k
   running.kernel = kernel;
   grid_size = grid;
   block_size = threads;
+  cluster_size = cluster;
   for (unsigned y = 0; y < grid.y; ++y)
     for (unsigned x = 0; x < grid.x; x += cluster) run_blocks(x, y, cluster);
 }

@@ -1,5 +1,5 @@
-// engine/ops/cuda/ptx.cuh for emulated threads (cuda_runtime.h beside this file). Bulk copies stay pending until a
-// thread waits for one, and then arrive in any order. Grids run one after the other: the one in front has ended.
+// engine/ops/cuda/ptx.cuh for emulated threads (cuda_runtime.h beside this file). Copies stay pending until a thread
+// waits for one, and then arrive in any order. Grids run one after the other: the one in front has ended.
 //
 // Fresh memory is filled with 0xFF (by engine.operators, and shared memory here): what reads 16 such bytes reads past what
 // was written.
@@ -42,16 +42,15 @@ struct EmulatedBarrier {
   int32_t bytes;  // announced and not yet copied
   uint8_t arrivals, missing, phase, unused;
 };
-struct Piece {
+struct Piece {  // 16 bytes
   char* to;
-  const char* from;
+  const char* from;  // nullptr: zeros
 };
-struct PendingCopy {  // one in bulk, or all pieces that a thread began
-  char* to;
-  const char* from;
-  int bytes;
-  EmulatedBarrier* barrier;
+struct PendingCopy {
   std::vector<Piece> pieces;
+  EmulatedBarrier* barrier;
+  int bytes;  // that the barrier counts; 0: an arrival
+  size_t thread;  // that began it
 };
 inline std::vector<PendingCopy> pending_copies;
 inline unsigned barrier_generation = 0;  // changes with every phase and every copy: those who wait look again
@@ -71,6 +70,7 @@ inline void end_phase_if_over(EmulatedBarrier* barrier) {
 inline void init_barrier(uint64_t* barrier, int arrivals) {
   *emulated(barrier) = {0, static_cast<uint8_t>(arrivals), static_cast<uint8_t>(arrivals), 0, 0};
 }
+inline void end_barrier(uint64_t*) {}
 inline void publish_barriers() {}
 inline void arrive_expecting(uint64_t* barrier, int bytes) {
   if (emulated(barrier)->missing == 0) refuse_ptx("too many arrivals at a barrier");
@@ -79,6 +79,20 @@ inline void arrive_expecting(uint64_t* barrier, int bytes) {
   end_phase_if_over(emulated(barrier));
 }
 inline void arrive(uint64_t* barrier) { arrive_expecting(barrier, 0); }
+inline void perform(std::vector<PendingCopy>::iterator which) {
+  std::swap(*which, pending_copies.back());
+  const PendingCopy copy = std::move(pending_copies.back());
+  pending_copies.pop_back();
+  for (const Piece& piece : copy.pieces) {
+    if (piece.from)
+      std::memcpy(piece.to, piece.from, 16);
+    else
+      std::memset(piece.to, 0, 16);
+  }
+  if (!copy.bytes) return arrive(reinterpret_cast<uint64_t*>(copy.barrier));
+  copy.barrier->bytes -= copy.bytes;
+  end_phase_if_over(copy.barrier);
+}
 inline void wait_phase(uint64_t* barrier, uint32_t parity) {
   static uint64_t random = 1;
   while (emulated(barrier)->phase == parity) {
@@ -91,48 +105,98 @@ inline void wait_phase(uint64_t* barrier, uint32_t parity) {
       continue;
     }
     random = random * 6364136223846793005u + 1442695040888963407u;
-    std::swap(pending_copies[(random >> 33) % pending_copies.size()], pending_copies.back());
-    const PendingCopy copy = pending_copies.back();
-    pending_copies.pop_back();
-    for (const Piece& piece : copy.pieces) {
-      refuse_unwritten(piece.from, 16, "copy_16");
-      std::memcpy(piece.to, piece.from, 16);
-    }
-    if (copy.bytes) {
-      refuse_unwritten(copy.from + copy.bytes - 16, 16, "copy_weights");
-      std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-      copy.barrier->bytes -= copy.bytes;
-      end_phase_if_over(copy.barrier);
-    } else {
-      arrive(reinterpret_cast<uint64_t*>(copy.barrier));
-    }
+    perform(pending_copies.begin() + static_cast<std::ptrdiff_t>((random >> 33) % pending_copies.size()));
   }
 }
-inline void copy_weights(void* to, const void* from, int bytes, uint64_t* barrier) {
-  const uintptr_t all = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | static_cast<uintptr_t>(bytes);
-  if (all % 16 || bytes <= 0) refuse_ptx("a bulk copy of other than whole 16-byte pieces");
-  pending_copies.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes, emulated(barrier), {}});
+inline void begin_copy(std::vector<Piece> pieces, uint64_t* barrier, int bytes) {
+  for (const Piece& piece : pieces)
+    if ((reinterpret_cast<uintptr_t>(piece.to) | reinterpret_cast<uintptr_t>(piece.from)) % 16)
+      refuse_ptx("a copy at an odd address");
+  pending_copies.push_back({std::move(pieces), emulated(barrier), bytes, emulator::running.current});
   ++barrier_generation;
+}
+inline std::vector<Piece> pieces_of(void* to, const void* from, int bytes) {
+  if (bytes <= 0 || bytes % 16) refuse_ptx("a bulk copy of other than whole 16-byte pieces");
+  std::vector<Piece> pieces;
+  for (int at = 0; at < bytes; at += 16)
+    pieces.push_back({static_cast<char*>(to) + at, static_cast<const char*>(from) + at});
+  return pieces;
+}
+inline void copy_weights(void* to, const void* from, int bytes, uint64_t* barrier) {
+  refuse_unwritten(static_cast<const char*>(from) + bytes - 16, 16, "copy_weights");
+  begin_copy(pieces_of(to, from, bytes), barrier, bytes);
 }
 // A thread's pieces are there when its arrival is, not before.
 inline std::vector<Piece> pieces_of_thread[emulator::kMostBlocks * 1024];
 inline void copy_16(void* to, const void* from) {
-  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16) refuse_ptx("a piece at an odd address");
+  refuse_unwritten(from, 16, "copy_16");
   pieces_of_thread[emulator::running.current].push_back({static_cast<char*>(to), static_cast<const char*>(from)});
 }
 inline void arrive_when_copied(uint64_t* barrier) {
-  pending_copies.push_back({nullptr, nullptr, 0, emulated(barrier), std::move(pieces_of_thread[emulator::running.current])});
-  pieces_of_thread[emulator::running.current].clear();
-  ++barrier_generation;
+  std::vector<Piece>& pieces = pieces_of_thread[emulator::running.current];
+  begin_copy(std::move(pieces), barrier, 0);
+  pieces.clear();
 }
+
+constexpr int kTileBytes = 1024;
+struct RowMap {
+  const char* x;
+  int64_t row_bytes, rows;
+  int columns, tiles;
+  static cudaError_t init() { return 0; }
+  static cudaError_t make(RowMap* map, const void* x, int64_t row_bytes, int columns, int64_t rows, int tiles) {
+    if (row_bytes % 16 || reinterpret_cast<uintptr_t>(x) % 16) refuse_ptx("rows at odd addresses");
+    *map = {static_cast<const char*>(x), row_bytes, rows, columns, tiles};
+    return 0;
+  }
+};
+// Rows past those that someone wrote come as they are; the first is there.
+inline void copy_tiles(void* to, const RowMap& rows, int column, int row, uint64_t* barrier) {
+  if ((static_cast<char*>(to) - emulator::dynamic_shared) % kTileBytes) refuse_ptx("a tile of rows at an odd address");
+  std::vector<Piece> pieces;
+  for (int r = 0; r < 8 * rows.tiles; ++r)
+    for (int c = 0; c < 8; ++c) {
+      const bool there = row + r < rows.rows && column + 8 * c < rows.columns;
+      const char* from = there ? rows.x + (row + r) * rows.row_bytes + 2 * (column + 8 * c) : nullptr;
+      if (r == 0 && from) refuse_unwritten(from, 16, "copy_tiles");
+      pieces.push_back({static_cast<char*>(to) + 128 * r + 16 * (c ^ r % 8), from});
+    }
+  begin_copy(std::move(pieces), barrier, rows.tiles * kTileBytes);
+}
+
 inline void wait_for_grid_in_front() {}
 inline void let_next_grid_start() {}
-inline void let_copies_overwrite() {}
-inline void cluster_sync() { emulator::wait(emulator::running.cluster_barrier, emulator::running.alive); }
-inline void cluster_sync_to_overwrite() { cluster_sync(); }
-inline float4 load_from_block_if(bool there, const float4* p, unsigned rank) {
-  const auto offset = reinterpret_cast<const char*>(p) - emulator::dynamic_shared;
-  return there ? *reinterpret_cast<const float4*>(emulator::shared_memory[rank] + offset) : float4{0, 0, 0, 0};
+inline void let_copies_follow() {}
+inline unsigned arrived_at[emulator::kMostBlocks * 1024];  // the barrier's generation, by thread
+inline void cluster_arrive() {
+  emulator::Barrier& barrier = emulator::running.cluster_barrier;
+  arrived_at[emulator::running.current] = barrier.generation;
+  ++barrier.arrived;
+  emulator::release_if_all(barrier, emulator::running.alive);
+}
+inline void cluster_arrive_first() { cluster_arrive(); }
+inline void cluster_wait() {
+  emulator::Fiber& fiber = emulator::self();
+  fiber.waits_for = &emulator::running.cluster_barrier.generation;
+  fiber.seen = arrived_at[emulator::running.current];
+  swapcontext(&fiber.context, &emulator::running.scheduler);
+  fiber.waits_for = nullptr;
+}
+inline unsigned cluster_index() { return emulator::block_index.x / emulator::cluster_size; }
+inline unsigned cluster_count() { return emulator::grid_size.x / emulator::cluster_size; }
+inline unsigned rank_in_cluster() { return emulator::block_index.x % emulator::cluster_size; }
+inline char* in_block(unsigned rank, void* p) {
+  return emulator::shared_memory[rank] + (static_cast<char*>(p) - emulator::dynamic_shared);
+}
+inline void copy_to_block(unsigned rank, void* to, const void* from, int bytes, uint64_t* barrier) {
+  begin_copy(pieces_of(in_block(rank, to), from, bytes), reinterpret_cast<uint64_t*>(in_block(rank, barrier)), bytes);
+}
+inline void wait_until_copied() {
+  for (size_t i = 0; i < pending_copies.size();)
+    if (pending_copies[i].thread == emulator::running.current)
+      perform(pending_copies.begin() + static_cast<std::ptrdiff_t>(i)), i = 0;
+    else
+      ++i;
 }
 template <class... Parameters, class... Arguments>
 void launch_early_in_clusters(unsigned cluster, void (*kernel)(Parameters...), unsigned grid, unsigned threads,
@@ -173,5 +237,43 @@ inline void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
       c[i] += high_bf16(a_pair) * high_bf16(b_pair);
     }
 }
+inline void multiply_first(float (&c)[4], const uint32_t (&a)[8], uint4 b) {
+  multiply_add(c, a[0], a[1], a[2], a[3], b.x, b.y);
+}
+inline void multiply_second(float (&c)[4], const uint32_t (&a)[8], uint4 b) {
+  multiply_add(c, a[4], a[5], a[6], a[7], b.z, b.w);
+}
+
+// A warpgroup's products are made warp by warp, when they are waited for.
+struct RowTiles {
+  const char* tiles;
+  explicit RowTiles(const char* p) : tiles(p) {
+    if ((p - emulator::dynamic_shared) % kTileBytes) refuse_ptx("tiles of rows at an odd address");
+  }
+};
+constexpr int tiles_at_once(int tiles) { return tiles; }
+inline void let_products_begin() {}
+inline std::vector<std::function<void()>> products_of_thread[emulator::kMostBlocks * 1024];
+template <bool kAdds, int kTiles>
+void begin_products(float (&c)[kTiles][4], const uint32_t (&a)[8], RowTiles b, int bytes) {
+  products_of_thread[emulator::running.current].push_back([&c, &a, b, bytes] {
+    const size_t g = emulator::lane() / 4, t = emulator::lane() % 4;
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const char* row = b.tiles + bytes / kTileBytes * kTileBytes + kTileBytes * tile + 128 * g;
+      uint32_t pairs[4];
+      for (size_t i = 0; i < 4; ++i)
+        std::memcpy(pairs + i, row + ((static_cast<size_t>(bytes % 128) / 16 + i) ^ g) * 16 + 4 * t, 4);
+      if (!kAdds) std::fill_n(c[tile], 4, 0.0f);
+      multiply_first(c[tile], a, {pairs[0], pairs[1], pairs[2], pairs[3]});
+      multiply_second(c[tile], a, {pairs[0], pairs[1], pairs[2], pairs[3]});
+    }
+  });
+}
+inline void wait_for_products() {
+  for (const auto& make : products_of_thread[emulator::running.current]) make();
+  products_of_thread[emulator::running.current].clear();
+}
+template <int kTiles>
+void take_products(float (&)[kTiles][4]) {}
 
 }  // namespace kdtree::cuda
