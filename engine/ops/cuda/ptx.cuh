@@ -55,7 +55,7 @@ __device__ inline void init_barrier(uint64_t* barrier, int arrivals) {
 __device__ inline void end_barrier(uint64_t* barrier) {
   asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Initialised barriers become visible to the copy engine; a __syncthreads follows.
+// Barriers that the thread has initialised become visible to the copy engine; a __syncthreads follows.
 __device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");

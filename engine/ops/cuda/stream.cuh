@@ -77,16 +77,18 @@ struct Ring {
   int index = 0;
   uint32_t phase = 0;
   static __device__ uint64_t* barriers() { return reinterpret_cast<uint64_t*>(shared_memory() + kBarriers); }
-  // On one thread. `fillers` arrive when a stage is full, besides the bytes that they announce.
+  // On a warp, whose threads all publish. `fillers` arrive when a stage is full, besides the bytes that they announce.
   static __device__ void init(int fillers) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      init_barrier(barriers() + i, fillers);
-      init_barrier(barriers() + kMaxStages + i, kStrips);
-    }
+    if (lane_id() >= kCount) return;
+    init_barrier(barriers() + lane_id(), fillers);
+    init_barrier(barriers() + kMaxStages + lane_id(), kStrips);
   }
-  static __device__ void end() {
-    for (int i = 0; i < kCount; ++i) end_barrier(barriers() + i), end_barrier(barriers() + kMaxStages + i);
+  // The same once all have done with it.
+  static __device__ void init_again(int fillers) {
+    if (lane_id() >= kCount) return;
+    end_barrier(barriers() + lane_id());
+    end_barrier(barriers() + kMaxStages + lane_id());
+    init(fillers);
   }
   __device__ uint64_t* full() const { return barriers() + index; }
   __device__ uint64_t* empty() const { return full() + kMaxStages; }

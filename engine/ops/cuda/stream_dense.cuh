@@ -150,7 +150,6 @@ struct WarpNotes {
   int32_t rows;  // n
   uint32_t item;  // of those that the block, or its cluster, is dealt: cluster_index(), and every cluster_count()-th further
   uint32_t phase;  // of the barrier that counts received sums
-  bool arrived;  // at the cluster's barrier, and has not waited for the others
 };
 __device__ inline volatile WarpNotes& notes() {
   return reinterpret_cast<WarpNotes*>(shared_memory() + kNotesOffset)[anew(warp_id())];
@@ -178,12 +177,16 @@ struct DenseItem {
     const int first_row = static_cast<int>(block) * kDenseRows;
     return {job.tiling.tile(tile, rank_in_cluster()), first_row, max(0, min(kDenseRows, notes().rows - first_row))};
   }
-  template <class W>
-  __device__ static bool is_last(const DenseJob<W>& job) {
-    const auto blocks = static_cast<unsigned>(ceil_div(notes().rows, kDenseRows));
-    return notes().item + cluster_count() >= blocks * job.tiling.tiles();
-  }
 };
+
+// Goes on to the block's next item. False if there is none.
+template <class W>
+__device__ bool next_item(const DenseJob<W>& job) {
+  const auto blocks = static_cast<unsigned>(ceil_div(notes().rows, kDenseRows));
+  if (notes().item + cluster_count() >= blocks * job.tiling.tiles()) return false;
+  note([](auto& notes) { notes.item = notes.item + cluster_count(); });
+  return true;
+}
 
 // ---- on the one thread that keeps weights and rows in flight ---------------------------------------------------------
 // Weights of one tile, stage by stage.
@@ -296,7 +299,7 @@ __device__ inline void add(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, 
 // On all threads of the cluster, once their block's sums lie in S::sums(): adds those of a tile in ascending order of
 // splits. What a block adds, its share, are 16-byte pieces of [row][output].
 template <class S, class W>
-__device__ void add_splits(const DenseJob<W>& job, const DenseItem& item, bool is_last) {
+__device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
   constexpr int kPieces = kSumsStride / 4;  // of a row
   const int splits = static_cast<int>(job.tiling.splits), own = static_cast<int>(rank_in_cluster());
   const int all = item.count * kPieces, share = ceil_div(all, splits), thread = static_cast<int>(threadIdx.x);
@@ -316,56 +319,52 @@ __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item, bool i
     const int at = own * share + i, row = at / kPieces, output = at % kPieces * 4;
     if (output >= 16 * kStrips) continue;  // what pads a row
     float4 sum = {0, 0, 0, 0};
-    for (int s = 0; s < splits; ++s) add(sum, S::received()[s * share + i]);
+#pragma unroll
+    for (int s = 0; s < kMostSplits; ++s)
+      if (s < splits) add(sum, S::received()[s * share + i]);
     job.store4(item.first_row + row, 16 * item.tile.strip + output, sum);
   }
   if (thread < splits) wait_until_copied();
-  note([&](auto& notes) {
-    notes.phase = notes.phase ^ 1;
-    notes.arrived = !is_last;
-  });
-  if (is_last) return;
+}
+// Between items: the ring may be filled again, and the others may send.
+__device__ inline void end_splits() {
+  note([](auto& notes) { notes.phase = notes.phase ^ 1; });
   cluster_arrive();
-  __syncthreads();  // the ring may be filled again
+  __syncthreads();
 }
 
 // ---- on all threads --------------------------------------------------------------------------------------------------
-// The items whose blocks are of one class: whole blocks come first, then what is left.
+// Items, as long as their blocks are of one class. Returns whether there are more; the first class's `ahead` stages of
+// weights are on their way.
 template <class S, class W>
-__device__ void dense_class(const DenseJob<W>& job, bool& is_first, int ahead) {
-  const auto dealt = [&] {
-    const int count = DenseItem::noted(job).count;
-    return count > 0 && class_of(count) == S::kClass;
-  };
-  if (!dealt()) return;
-  if (!is_first) {  // the class before laid out the ring otherwise
-    let_copies_follow();
-    __syncthreads();
-    if (threadIdx.x == 32 * kStrips) {
-      S::Stages::end();
-      S::Stages::init(kFillers);
-      publish_barriers();
-    }
-    __syncthreads();
-    ahead = 0;
-  }
-  is_first = false;
+__device__ bool dense_class(const DenseJob<W>& job, int ahead) {
   typename S::Stages ring;
   do {
-    if (warp_id() == kStrips) {
-      if (lane_id() == 0) send_item<S>(job, ring, DenseItem::noted(job), ahead);
-      ahead = 0;
-      __syncwarp();
-      if (S::kSplits) __syncthreads();
-    } else {
-      float total[S::kRowTiles][4] = {};
+    float total[S::kRowTiles][4] = {};
+    if (warp_id() < kStrips)
       multiply_item<S>(ring, DenseItem::noted(job).tile, total);
-      if (S::kSplits) __syncthreads();  // the ring is done with: sums take its place
-      keep_or_store<S>(job, DenseItem::noted(job), total);
-    }
-    if constexpr (S::kSplits) add_splits<S>(job, DenseItem::noted(job), DenseItem::is_last(job));
-    note([](auto& notes) { notes.item = notes.item + cluster_count(); });
-  } while (dealt());
+    else if (lane_id() == 0)
+      send_item<S>(job, ring, DenseItem::noted(job), ahead);
+    ahead = 0;
+    __syncwarp();
+    if (S::kSplits) __syncthreads();  // the ring is done with: sums take its place
+    const DenseItem item = DenseItem::noted(job);
+    if (warp_id() < kStrips) keep_or_store<S>(job, item, total);
+    if constexpr (S::kSplits) add_splits<S>(job, item);
+    if (!next_item(job)) return false;
+    if (S::kSplits) end_splits();
+  } while (class_of(DenseItem::noted(job).count) == S::kClass);
+  return true;
+}
+// Whole blocks come first, then what is left.
+template <bool kSplits, class W>
+__device__ bool any_class(const DenseJob<W>& job, int ahead) {
+  switch (class_of(DenseItem::noted(job).count)) {
+    case class_of(64): return dense_class<DenseStage<W, 8, kSplits>>(job, ahead);
+    case class_of(32): return dense_class<DenseStage<W, 4, kSplits>>(job, ahead);
+    case class_of(16): return dense_class<DenseStage<W, 2, kSplits>>(job, ahead);
+    default: return dense_class<DenseStage<W, 1, kSplits>>(job, ahead);
+  }
 }
 
 constexpr int kDenseThreads = 32 * (kStrips + 1);
@@ -374,14 +373,14 @@ constexpr int kDenseThreads = 32 * (kStrips + 1);
 template <class W, bool kSplits>
 __global__ void __launch_bounds__(kDenseThreads, kStreamBlocks) stream_dense(const __grid_constant__ DenseJob<W> job) {
   using Most = DenseStage<W, 8, kSplits>;
-  int ahead = 0;
-  if (threadIdx.x == 32 * kStrips) {
+  if (warp_id() == kStrips) {
     Ring<0, kMaxStages>::init(kFillers);
-    init_barrier(sums_received(), 1);
+    if (lane_id() == 0) init_barrier(sums_received(), 1);
     publish_barriers();
   }
   __syncthreads();
   if (kSplits) cluster_arrive_first();
+  int ahead = 0;
   if (threadIdx.x == 32 * kStrips) ahead = send_ahead<Most>(job);
   wait_for_grid_in_front();
   let_next_grid_start();
@@ -389,15 +388,22 @@ __global__ void __launch_bounds__(kDenseThreads, kStreamBlocks) stream_dense(con
     notes.rows = *job.n_rows;
     notes.item = cluster_index();
     notes.phase = 0;
-    notes.arrived = true;
   });
-  bool is_first = true;
-  dense_class<Most>(job, is_first, ahead);
-  dense_class<DenseStage<W, 4, kSplits>>(job, is_first, ahead);
-  dense_class<DenseStage<W, 2, kSplits>>(job, is_first, ahead);
-  dense_class<DenseStage<W, 1, kSplits>>(job, is_first, ahead);
-  if (is_first) take_back<Most>(ahead);
-  if (kSplits && notes().arrived) cluster_wait();
+  if (DenseItem::noted(job).count == 0) {
+    take_back<Most>(ahead);
+    if (kSplits) cluster_wait();
+    return;
+  }
+  while (any_class<kSplits>(job, ahead)) {
+    ahead = 0;
+    let_copies_follow();
+    __syncthreads();  // the next class lays out the ring otherwise
+    if (warp_id() == kStrips) {
+      Ring<0, kMaxStages>::init_again(kFillers);
+      publish_barriers();
+    }
+    __syncthreads();
+  }
 }
 
 template <class W>

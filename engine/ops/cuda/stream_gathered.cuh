@@ -262,7 +262,7 @@ template <class Job>
 __global__ void __launch_bounds__(kGatheredThreads, kStreamBlocks) stream_gathered(const __grid_constant__ Job job) {
   using W = typename Job::Strips;
   static_assert(kGatheredRows == Stage<W, 4>::kRows);
-  if (threadIdx.x == 32 * (kStrips + 1)) {
+  if (warp_id() == kStrips + 1) {
     constexpr int kFillers = 1 + 32;  // weights, and every lane's pieces of rows
     Stage<W, 4>::Stages::init(kFillers);
     Stage<W, 2>::Stages::init(kFillers);
