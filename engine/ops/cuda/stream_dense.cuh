@@ -297,7 +297,7 @@ __device__ void keep_or_store(const DenseJob<W>& job, const DenseItem& item, con
 __device__ inline void add(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
 
 // On all threads of the cluster, once their block's sums lie in S::sums(): adds those of a tile in ascending order of
-// splits. What a block adds, its share, are 16-byte pieces of [row][output].
+// splits. What a block adds, its share, are 16-byte pieces of [row][output]; the others send it theirs.
 template <class S, class W>
 __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
   constexpr int kPieces = kSumsStride / 4;  // of a row
@@ -308,12 +308,12 @@ __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
   let_copies_follow();
   __syncthreads();
   cluster_wait();  // the others have begun, and have read what they received last
-  if (thread < splits) {
-    const int to = (own + thread) % splits;
+  if (thread < splits - 1) {
+    const int next = own + 1 + thread, to = next < splits ? next : next - splits;
     if (size(to) > 0)
       copy_to_block(to, S::received() + own * share, sums + to * share, 16 * size(to), sums_received());
   }
-  if (thread == 0) arrive_expecting(sums_received(), 16 * splits * size(own));
+  if (thread == 0) arrive_expecting(sums_received(), 16 * (splits - 1) * size(own));
   wait_phase(sums_received(), notes().phase);
   for (int i = thread; i < size(own); i += static_cast<int>(blockDim.x)) {
     const int at = own * share + i, row = at / kPieces, output = at % kPieces * 4;
@@ -321,10 +321,10 @@ __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
     float4 sum = {0, 0, 0, 0};
 #pragma unroll
     for (int s = 0; s < kMostSplits; ++s)
-      if (s < splits) add(sum, S::received()[s * share + i]);
+      if (s < splits) add(sum, s == own ? sums[at] : S::received()[s * share + i]);
     job.store4(item.first_row + row, 16 * item.tile.strip + output, sum);
   }
-  if (thread < splits) wait_until_copied();
+  if (thread < splits - 1) wait_until_copied();
 }
 // Between items: the ring may be filled again, and the others may send.
 __device__ inline void end_splits() {
@@ -347,8 +347,8 @@ __device__ bool dense_class(const DenseJob<W>& job, int ahead) {
       send_item<S>(job, ring, DenseItem::noted(job), ahead);
     ahead = 0;
     __syncwarp();
-    if (S::kSplits) __syncthreads();  // the ring is done with: sums take its place
     const DenseItem item = DenseItem::noted(job);
+    if (S::kSplits) __syncthreads();  // the ring is done with: sums take its place
     if (warp_id() < kStrips) keep_or_store<S>(job, item, total);
     if constexpr (S::kSplits) add_splits<S>(job, item);
     if (!next_item(job)) return false;
@@ -373,15 +373,16 @@ constexpr int kDenseThreads = 32 * (kStrips + 1);
 template <class W, bool kSplits>
 __global__ void __launch_bounds__(kDenseThreads, kStreamBlocks) stream_dense(const __grid_constant__ DenseJob<W> job) {
   using Most = DenseStage<W, 8, kSplits>;
+  int ahead = 0;
   if (warp_id() == kStrips) {
     Ring<0, kMaxStages>::init(kFillers);
     if (lane_id() == 0) init_barrier(sums_received(), 1);
     publish_barriers();
+    __syncwarp();
+    if (lane_id() == 0) ahead = send_ahead<Most>(job);
   }
   __syncthreads();
   if (kSplits) cluster_arrive_first();
-  int ahead = 0;
-  if (threadIdx.x == 32 * kStrips) ahead = send_ahead<Most>(job);
   wait_for_grid_in_front();
   let_next_grid_start();
   note([&](auto& notes) {
