@@ -8,6 +8,7 @@
 namespace kdtree::cuda {
 
 constexpr int kDenseRows = 64;  // of a block
+constexpr int kMostTiles = kDenseRows / 8;
 
 // Products of the units of a stage with tiles of rows: total += weights · rows. `stride`: bytes from a unit to the next.
 // INT4: the scale of a group is applied in fp32 to the group's sum.
@@ -214,15 +215,29 @@ struct WeightsOf {
 
 constexpr int kFillers = 2;  // of a stage: weights, and rows
 
-// The first stages of a block's first item do not depend on the number of rows, if there are any. Returns how many.
+// The first stages of a block's first item. Their weights do not depend on the number of rows, if there are any; the ring is
+// the shortest. Returns for how many they are on their way.
 template <class S, class W>
-__device__ int send_ahead(const DenseJob<W>& job) {
+__device__ int send_weights_ahead(const DenseJob<W>& job) {
   int stages = 0;
   if (cluster_index() >= job.tiling.tiles()) return stages;
   WeightsOf<S> weights(job, job.tiling.tile(cluster_index(), rank_in_cluster()));
   typename S::Stages ring;
   for (; stages < S::kCount && weights.units > 0; ++stages, ring.next()) weights.send(stages, ring.full());
   return stages;
+}
+template <class S, class W>
+__device__ void send_rows(const DenseJob<W>& job, int stage, int units, int column, int first_row, uint64_t* full) {
+  arrive_expecting(full, units * S::kUnitOfRows);
+  for (int u = 0; u < units; ++u)
+    copy_tiles(S::rows(stage) + u * S::kUnitOfRows, job.rows[S::kClass], column + 64 * u, first_row, full);
+}
+template <class S, class W>
+__device__ void send_rows_ahead(const DenseJob<W>& job, int stages) {
+  const Tile tile = job.tiling.tile(cluster_index(), rank_in_cluster());
+  typename S::Stages ring;
+  for (int unit = 0; stages > 0; --stages, unit += S::kUnits, ring.next())
+    send_rows<S>(job, ring.index, min(S::kUnits, tile.units - unit), 64 * (tile.unit + unit), 0, ring.full());
 }
 // Their copies end even if there are no rows.
 template <class S>
@@ -234,23 +249,21 @@ __device__ void take_back(int stages) {
   }
 }
 
-// The `ahead` first stages of weights are on their way.
+// The `ahead` first stages of weights are on their way; and, where a ring is so short that these are all of it, of rows.
 template <class S, class W>
 __device__ void send_item(const DenseJob<W>& job, typename S::Stages& ring, const DenseItem& item, int ahead) {
   WeightsOf<S> weights(job, item.tile);
-  int column = 64 * item.tile.unit;
 #pragma unroll 1
-  for (; weights.units > 0; ring.next()) {
+  for (int column = 64 * item.tile.unit; weights.units > 0; column += 64 * S::kUnits, ring.next()) {
     const int units = min(S::kUnits, weights.units);
     if (ahead-- > 0) {
       weights.skip();
+      if (S::kRowTiles == kMostTiles) continue;
     } else {
       wait_phase(ring.empty(), ring.phase ^ 1);
       weights.send(ring.index, ring.full());
     }
-    arrive_expecting(ring.full(), units * S::kUnitOfRows);
-    for (int u = 0; u < units; ++u, column += 64)
-      copy_tiles(S::rows(ring.index) + u * S::kUnitOfRows, job.rows[S::kClass], column, item.first_row, ring.full());
+    send_rows<S>(job, ring.index, units, column, item.first_row, ring.full());
   }
 }
 
@@ -318,10 +331,15 @@ __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
   for (int i = thread; i < size(own); i += static_cast<int>(blockDim.x)) {
     const int at = own * share + i, row = at / kPieces, output = at % kPieces * 4;
     if (output >= 16 * kStrips) continue;  // what pads a row
-    float4 sum = {0, 0, 0, 0};
+    float4 sum = {0, 0, 0, 0}, of[kMostSplits];
+#pragma unroll
+    for (int s = 0; s < kMostSplits; ++s) {  // past the last the own once more, so that none waits for a branch
+      const float4* from = S::received() + s * share + i;
+      of[s] = *(s == own || s >= splits ? sums + at : from);
+    }
 #pragma unroll
     for (int s = 0; s < kMostSplits; ++s)
-      if (s < splits) add(sum, s == own ? sums[at] : S::received()[s * share + i]);
+      if (s < splits) add(sum, of[s]);
     job.store4(item.first_row + row, 16 * item.tile.strip + output, sum);
   }
   if (thread < splits - 1) wait_until_copied();
@@ -334,8 +352,8 @@ __device__ inline void end_splits() {
 }
 
 // ---- on all threads --------------------------------------------------------------------------------------------------
-// Items, as long as their blocks are of one class. Returns whether there are more; the first class's `ahead` stages of
-// weights are on their way.
+// Items, as long as their blocks are of one class. Returns whether there are more. `ahead`: send_item's, for the
+// first.
 template <class S, class W>
 __device__ bool dense_class(const DenseJob<W>& job, int ahead) {
   typename S::Stages ring;
@@ -360,7 +378,7 @@ __device__ bool dense_class(const DenseJob<W>& job, int ahead) {
 template <bool kSplits, class W>
 __device__ bool any_class(const DenseJob<W>& job, int ahead) {
   switch (class_of(DenseItem::noted(job).count)) {
-    case class_of(64): return dense_class<DenseStage<W, 8, kSplits>>(job, ahead);
+    case class_of(64): return dense_class<DenseStage<W, kMostTiles, kSplits>>(job, ahead);
     case class_of(32): return dense_class<DenseStage<W, 4, kSplits>>(job, ahead);
     case class_of(16): return dense_class<DenseStage<W, 2, kSplits>>(job, ahead);
     default: return dense_class<DenseStage<W, 1, kSplits>>(job, ahead);
@@ -372,21 +390,23 @@ constexpr int kDenseThreads = 32 * (kStrips + 1);
 // Weights are copied before the grid in front has ended, which therefore must not be one that packs them.
 template <class W, bool kSplits>
 __global__ void __launch_bounds__(kDenseThreads, kStreamBlocks) stream_dense(const __grid_constant__ DenseJob<W> job) {
-  using Most = DenseStage<W, 8, kSplits>;
+  using Most = DenseStage<W, kMostTiles, kSplits>;
   int ahead = 0;
   if (warp_id() == kStrips) {
     Ring<0, kMaxStages>::init(kFillers);
     if (lane_id() == 0) init_barrier(sums_received(), 1);
     publish_barriers();
     __syncwarp();
-    if (lane_id() == 0) ahead = send_ahead<Most>(job);
+    if (lane_id() == 0) ahead = send_weights_ahead<Most>(job);
   }
   __syncthreads();
   if (kSplits) cluster_arrive_first();
   wait_for_grid_in_front();
   let_next_grid_start();
+  const int n = *job.n_rows;
+  if (ahead > 0 && class_of(n) == Most::kClass) send_rows_ahead<Most>(job, ahead);
   note([&](auto& notes) {
-    notes.rows = *job.n_rows;
+    notes.rows = n;
     notes.item = cluster_index();
     notes.phase = 0;
   });
