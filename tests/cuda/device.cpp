@@ -261,10 +261,13 @@ struct ExpertsCall : Call {
 // A linear layer of K2's size with inputs split over blocks.
 struct DenseCall : Call {
   static constexpr int n = 4096, k = 7168;
-  W4a16GemmShape shape{64, n, k, 32, k, n, kBFloat16, kBFloat16, kBFloat16};
-  Buffer packed{w4a16_gemm.packed_bytes(&shape)}, workspace{w4a16_gemm.workspace(&shape)}, n_rows, x{normal_bf16(64 * k)},
-      y{64 * n * 2};
-  explicit DenseCall(int rows) : n_rows(std::vector<int32_t>{rows}) {
+  W4a16GemmShape shape;
+  Buffer packed{w4a16_gemm.packed_bytes(&shape)}, workspace{w4a16_gemm.workspace(&shape)}, n_rows, x, y;
+  explicit DenseCall(int rows, int max_rows = 64)
+      : shape{max_rows, n, k, 32, k, n, kBFloat16, kBFloat16, kBFloat16},
+        n_rows(std::vector<int32_t>{rows}),
+        x(normal_bf16(static_cast<size_t>(max_rows) * k)),
+        y(static_cast<size_t>(max_rows) * n * 2) {
     const auto codes = random_words(size_t{n} * k / 8);
     const auto scales = normal_bf16(size_t{n} * k / 32, 0.02f);
     const W4a16GemmWeights weights{codes.data(), scales.data()};
@@ -307,6 +310,33 @@ void back_to_back(Record& record) {
   record.add("back_to_back.graph", differing());
 }
 
+// Several blocks of rows, of two classes, so that blocks of threads go from one to the next: against calls of one each.
+void blocks_of_rows(Record& record) {
+  constexpr int rows = 200, block = 64;
+  DenseCall all(rows, rows);
+  all.launch(nullptr);
+  const auto want = all.outputs();
+  double differing = 0;
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    all.launch(nullptr);
+    differing += differing_bytes(want, all.outputs());
+  }
+  record.add("repeats.blocks_of_rows", differing);
+  differing = 0;
+  for (int first = 0; first < rows; first += block) {
+    const int count = std::min(block, rows - first);
+    const Buffer n_rows{std::vector<int32_t>{count}}, y{static_cast<size_t>(rows) * DenseCall::n * 2};
+    const W4a16GemmArgs args{n_rows.as<int32_t>(), all.x.as<uint16_t>(static_cast<size_t>(first) * DenseCall::k),
+                             all.packed.memory, nullptr, y.memory};
+    run(w4a16_gemm, &all.shape, &args, all.workspace);
+    const size_t bytes = size_t{DenseCall::n} * 2, at = static_cast<size_t>(first) * bytes;
+    differing += differing_bytes({want.begin() + static_cast<std::ptrdiff_t>(at),
+                                  want.begin() + static_cast<std::ptrdiff_t>(at + static_cast<size_t>(count) * bytes)},
+                                 y.get<char>(0, static_cast<size_t>(count) * bytes));
+  }
+  record.add("row_invariance.blocks_of_rows", differing);
+}
+
 void repeats_and_streams(Record& record) {
   std::vector<std::unique_ptr<Call>> calls;
   for (int copy = 0; copy < 2; ++copy) {
@@ -345,6 +375,7 @@ int main(int count, char** arguments) {
   rows_of_a_tree(record);
   repeats_and_streams(record);
   back_to_back(record);
+  blocks_of_rows(record);
   last_of_384_experts(record);
   large_gemm(record);
   far_key(record);

@@ -403,7 +403,7 @@ __global__ void __launch_bounds__(kDenseThreads, kStreamBlocks) stream_dense(con
   if (kSplits) cluster_arrive_first();
   wait_for_grid_in_front();
   let_next_grid_start();
-  const int n = *job.n_rows;
+  const int n = __ldcg(job.n_rows);  // past the L1, since the launch may have come before it was written
   if (ahead > 0 && class_of(n) == Most::kClass) send_rows_ahead<Most>(job, ahead);
   note([&](auto& notes) {
     notes.rows = n;
