@@ -23,14 +23,6 @@ __device__ inline void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uin
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// c += a b for 32 k, of which a[0 … 3] and b.x, b.y are the first 16.
-__device__ inline void multiply_first(float (&c)[4], const uint32_t (&a)[8], uint4 b) {
-  multiply_add(c, a[0], a[1], a[2], a[3], b.x, b.y);
-}
-__device__ inline void multiply_second(float (&c)[4], const uint32_t (&a)[8], uint4 b) {
-  multiply_add(c, a[4], a[5], a[6], a[7], b.z, b.w);
-}
-
 // Four 8 x 8 matrices of 16 bits; lane 8 i + r says where row r of the i-th lies, 16 bytes. Lane 4 g + t gets columns 2 t
 // and 2 t + 1 of row g of each.
 __device__ inline uint4 load_matrices(const char* row) {
@@ -182,8 +174,9 @@ __device__ inline void copy_tiles(void* to, const RowMap& rows, int column, int 
 // ---- products with tiles of rows ----------------------------------------------------------------------------------
 // c += a b or c = a b, for a as multiply_add has it and tiles of 8 columns of b. On sm_90 a warpgroup makes them, four warps
 // with 16 rows of a each that read the same tiles, and they run beside their warps: c and a are not to be touched until
-// wait_for_products. Elsewhere they are multiply_add's. The bits are the same (tests/cuda/mma_parity.py).
+// wait_for_products. Elsewhere a warp makes them (warp_products.cuh). The bits are the same (tests/cuda/mma_parity.py).
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(KDTREE_NO_WARPGROUPS)
+#define KDTREE_WARPGROUPS
 // Tiles one behind the other from p on.
 struct RowTiles {
   uint32_t description;  // the lower half; the same for all lanes, so that a uniform register holds it
@@ -254,29 +247,6 @@ __device__ inline void take_products(float (&c)[kTiles][4]) {
   for (int tile = 0; tile < kTiles; ++tile)
     asm volatile("" : "+f"(c[tile][0]), "+f"(c[tile][1]), "+f"(c[tile][2]), "+f"(c[tile][3])::"memory");
 }
-#else
-struct RowTiles {
-  const char* tiles;
-  __device__ explicit RowTiles(const char* p) : tiles(p) {}
-};
-__device__ constexpr int tiles_at_once(int tiles) { return tiles < 2 ? tiles : 2; }
-__device__ inline void let_products_begin() {}
-template <bool kAdds, int kTiles>
-__device__ inline void begin_products(float (&c)[kTiles][4], const uint32_t (&a)[8], RowTiles b, int bytes) {
-  const int lane = static_cast<int>(threadIdx.x % 32), row = lane % 8;
-  const char* at = b.tiles + bytes / kTileBytes * kTileBytes + row * 128;
-  const int piece = bytes % 128 / 16 + lane / 8;
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const uint4 rows = load_matrices(at + tile * kTileBytes + (piece ^ row) * 16);
-    if (!kAdds) c[tile][0] = c[tile][1] = c[tile][2] = c[tile][3] = 0;
-    multiply_first(c[tile], a, rows);
-    multiply_second(c[tile], a, rows);
-  }
-}
-__device__ inline void wait_for_products() {}
-template <int kTiles>
-__device__ inline void take_products(float (&)[kTiles][4]) {}
 #endif
 
 // ---- 16 bytes a thread; a barrier counts them as an arrival of that thread, once all it began so far are in -------

@@ -4,6 +4,7 @@
 #pragma once
 #include "pack_strips.cuh"
 #include "stream.cuh"
+#include "warp_products.cuh"
 
 namespace kdtree::cuda {
 

@@ -28,6 +28,14 @@ struct HalfStrip {
   uint32_t a[8];
 };
 
+// c += half · rows for one tile of 8 rows is these two; b: a lane's four pairs of its row.
+__device__ inline void multiply_first(float (&c)[4], const uint32_t (&a)[8], uint4 b) {
+  multiply_add(c, a[0], a[1], a[2], a[3], b.x, b.y);
+}
+__device__ inline void multiply_second(float (&c)[4], const uint32_t (&a)[8], uint4 b) {
+  multiply_add(c, a[4], a[5], a[6], a[7], b.z, b.w);
+}
+
 // A word is a lane's eight inputs of an output, code = q + 8: pairs 0 … 3 begin at bits 0, 8, 4, 12, the second input of
 // each lies 16 bits higher. A unit is
 //   [lane][word of half 0, output g; of half 0, output g + 8; of half 1, g; of half 1, g + 8]          512 bytes

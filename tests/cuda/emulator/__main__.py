@@ -1,6 +1,6 @@
 """Builds the CUDA operators for the CPU: every CUDA thread is a fiber (cuda_runtime.h beside this file).
 
-    python -m tests.cuda.emulator --build DIR [--operators NAME …]
+    python -m tests.cuda.emulator --build DIR [--operators NAME …] [--no-warpgroups]
 
 Makes DIR/libkdtree_emulated.so, which engine.check takes for a library (and tests.cuda.decode, for models of a few
 thousand weights): so the kernels' logic, barriers and warp operations included, is checked on a machine without a
@@ -18,13 +18,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--operators", nargs="*", help="compile only these again")
+    parser.add_argument("--no-warpgroups", action="store_true", help="the products of GPUs that have none, as sm_120")
     options = parser.parse_args()
-    build = options.build.resolve()
+    build, flags = options.build.resolve(), ["-DKDTREE_NO_WARPGROUPS"] if options.no_warpgroups else []
     translate_tree(REPOSITORY / "engine", build / "engine")
     kernels = {path.parent.name: path for path in (build / "engine/ops").glob("*/cuda.cu")}
     host = [HERE / "backend.cpp", *REPOSITORY.glob("engine/backend/cuda/*.cpp"), *REPOSITORY.glob("engine/core/*.cpp")]
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(compile_kernels, source, build / f"{name}.o") for name, source in kernels.items()
+        jobs = [pool.submit(compile_kernels, source, build / f"{name}.o", *flags) for name, source in kernels.items()
                 if not options.operators or name in options.operators]
         if not options.operators:
             jobs += [pool.submit(compile_host, source, build / f"{source.stem}.host.o") for source in host]

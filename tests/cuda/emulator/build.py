@@ -26,9 +26,9 @@ def translate_tree(engine: Path, to: Path) -> None:
             target.write_text(translate(path.read_text()))
 
 
-def compile_kernels(source: Path, to: Path) -> None:
-    subprocess.run(["g++", *FLAGS, "-include", "cuda_runtime.h", f"-I{HERE}", "-x", "c++", "-c", source, "-o", to],
-                   check=True)
+def compile_kernels(source: Path, to: Path, *flags: str) -> None:
+    subprocess.run(["g++", *FLAGS, *flags, "-include", "cuda_runtime.h", f"-I{HERE}", "-x", "c++", "-c", source,
+                    "-o", to], check=True)
 
 
 def compile_host(source: Path, to: Path) -> None:

@@ -237,13 +237,17 @@ inline void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
       c[i] += high_bf16(a_pair) * high_bf16(b_pair);
     }
 }
-inline void multiply_first(float (&c)[4], const uint32_t (&a)[8], uint4 b) {
-  multiply_add(c, a[0], a[1], a[2], a[3], b.x, b.y);
-}
-inline void multiply_second(float (&c)[4], const uint32_t (&a)[8], uint4 b) {
-  multiply_add(c, a[4], a[5], a[6], a[7], b.z, b.w);
+inline uint4 load_matrices(const char* row) {
+  const char* rows[32];
+  std::memcpy(rows, emulator::exchange("ldmatrix", row), sizeof rows);
+  uint4 v;
+  for (size_t i = 0; i < 4; ++i)
+    std::memcpy(&v.x + i, rows[8 * i + emulator::lane() / 4] + 4 * (emulator::lane() % 4), 4);
+  return v;
 }
 
+#ifndef KDTREE_NO_WARPGROUPS
+#define KDTREE_WARPGROUPS
 // A warpgroup's products are made warp by warp, when they are waited for.
 struct RowTiles {
   const char* tiles;
@@ -264,8 +268,8 @@ void begin_products(float (&c)[kTiles][4], const uint32_t (&a)[8], RowTiles b, i
       for (size_t i = 0; i < 4; ++i)
         std::memcpy(pairs + i, row + ((static_cast<size_t>(bytes % 128) / 16 + i) ^ g) * 16 + 4 * t, 4);
       if (!kAdds) std::fill_n(c[tile], 4, 0.0f);
-      multiply_first(c[tile], a, {pairs[0], pairs[1], pairs[2], pairs[3]});
-      multiply_second(c[tile], a, {pairs[0], pairs[1], pairs[2], pairs[3]});
+      multiply_add(c[tile], a[0], a[1], a[2], a[3], pairs[0], pairs[1]);
+      multiply_add(c[tile], a[4], a[5], a[6], a[7], pairs[2], pairs[3]);
     }
   });
 }
@@ -275,5 +279,6 @@ inline void wait_for_products() {
 }
 template <int kTiles>
 void take_products(float (&)[kTiles][4]) {}
+#endif
 
 }  // namespace kdtree::cuda
