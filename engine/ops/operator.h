@@ -7,7 +7,8 @@
 //   <Op>Args     pointers into the backend's memory: activations, and everything that changes from round to round.
 //
 // Rows: `n_rows` is read by the kernel, never by the host. Rows >= *n_rows are not computed and nothing is written
-// for them; *n_rows <= max_rows. Optional pointers may be null, as their comment says.
+// for them, but they may be read: inputs have max_rows rows; *n_rows <= max_rows. Optional pointers may be null, as
+// their comment says.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -310,6 +310,35 @@ void back_to_back(Record& record) {
   record.add("back_to_back.graph", differing());
 }
 
+// Layers of which each takes what the one in front makes, which must have ended: one after the other, then all at once.
+void chain(Record& record) {
+  constexpr int rows = 33, n = 4096, layers = 40;
+  const W4a16GemmShape shape{rows, n, n, 32, n, n, kBFloat16, kBFloat16, kBFloat16};
+  const auto codes = random_words(size_t{n} * n / 8);
+  const auto scales = normal_bf16(size_t{n} * n / 32, 0.003f);  // rows keep about their size
+  const W4a16GemmWeights weights{codes.data(), scales.data()};
+  const Buffer packed{w4a16_gemm.packed_bytes(&shape)}, workspace{w4a16_gemm.workspace(&shape)};
+  const Buffer n_rows{std::vector<int32_t>{rows}};
+  check(w4a16_gemm.prepare(&shape, &weights, packed.memory, nullptr), "prepare");
+  const auto start = normal_bf16(size_t{rows} * n);
+  Buffer x[2] = {Buffer{start}, Buffer{start}};
+  const auto made = [&](bool alone) {
+    x[0].put(0, start);
+    x[1].poison();
+    check(cudaDeviceSynchronize(), "start");
+    for (int layer = 0; layer < layers; ++layer) {
+      const W4a16GemmArgs args{n_rows.as<int32_t>(), x[layer % 2].memory, packed.memory, nullptr, x[1 - layer % 2].memory};
+      run(w4a16_gemm, &shape, &args, workspace);
+      if (alone) check(cudaDeviceSynchronize(), "layer");
+    }
+    return x[layers % 2].get();
+  };
+  const auto want = made(true);
+  double differing = 0;
+  for (int repeat = 0; repeat < 20; ++repeat) differing += differing_bytes(want, made(false));
+  record.add("back_to_back.chain", differing);
+}
+
 // Several blocks of rows, of two classes, so that blocks of threads go from one to the next: against calls of one each.
 void blocks_of_rows(Record& record) {
   constexpr int rows = 200, block = 64;
@@ -375,6 +404,7 @@ int main(int count, char** arguments) {
   rows_of_a_tree(record);
   repeats_and_streams(record);
   back_to_back(record);
+  chain(record);
   blocks_of_rows(record);
   last_of_384_experts(record);
   large_gemm(record);

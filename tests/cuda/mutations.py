@@ -110,6 +110,12 @@ MUTATIONS = [
               "int64_t{0}) * W::kUnitBytes + (tile.strip * job.tiling.units + tile.unit * tile.strips) *",
               "stream_dense",
               by="device"),
+    streaming("before_the_grid_in_front", "w4a16_gemm", "  wait_for_grid_in_front();\n", "", "stream_dense",
+              by="device"),
+    streaming("copies_without_an_end", "w4a16_gemm", "return take_back<Most>(ahead);", "return;", "stream_dense",
+              by="emulated"),
+    streaming("before_the_others_begin", "w4a16_gemm", "  if (kSplits) cluster_wait();  // all have begun\n", "",
+              "stream_dense", by="emulated"),
     streaming("before_the_copy", "w4a16_gemm", "wait_phase(ring.full(), ring.phase);\n    if", "if", "stream_dense"),
     streaming("experts_before_the_copy", "w4a16_moe_experts", "wait_phase(ring.full(), ring.phase);", "",
               "stream_gathered", by="emulated"),
@@ -128,8 +134,10 @@ MUTATIONS = [
     streaming("own_share_as_the_others", "w4a16_gemm", "s == own || s >= splits ?", "s >= splits ?", "stream_dense"),
     streaming("before_the_splits", "w4a16_gemm", "  wait_phase(sums_received(), notes().phase);\n", "", "stream_dense"),
     streaming("sent_before_they_lie_there", "w4a16_gemm",
-              "  let_copies_follow();\n  __syncthreads();\n  cluster_wait();",
-              "  let_copies_follow();\n  cluster_wait();", "stream_dense", by="emulated"),
+              "  let_copies_follow();\n  __syncthreads();\n  if (thread", "  let_copies_follow();\n  if (thread",
+              "stream_dense", by="emulated"),
+    streaming("gone_before_it_is_received", "w4a16_gemm", "  cluster_wait();  // the others have received", "  //",
+              "stream_dense", by="emulated"),
     streaming("phase_of_the_last_sums", "w4a16_gemm", "notes.phase = notes.phase ^ 1;", "", "stream_dense",
               by="device"),
     streaming("sums_over_the_ring", "w4a16_gemm",
@@ -222,7 +230,8 @@ def build_cuda(mutation: Mutation, build: Path, arch: str, work: Path) -> Path:
 def build_emulated(mutation: Mutation, build: Path, work: Path) -> Path:
     library, changed = work / "libkdtree_emulated.so", work / "changed.o"
     emulator.translate_tree(work / "engine", work / "translated")
-    emulator.compile_kernels(work / "translated/ops" / mutation.operator / "cuda.cu", changed)
+    flags = (build / "flags").read_text().split()
+    emulator.compile_kernels(work / "translated/ops" / mutation.operator / "cuda.cu", changed, *flags)
     emulator.link([changed, *other_objects(mutation, build)], library)
     return library
 

@@ -295,6 +295,21 @@ def test_compiles_without_graph_breaks(folder):
     assert raw(compiled(x, weight, packed)) == raw(layer(x, weight, packed))
 
 
+@pytest.mark.parametrize("dtype", ELEMENTS)
+def test_one_row_as_many(folder, dtype):
+    """A row that `expand` repeats has a stride of 0."""
+    codes = torch.randint(-(2**31), 2**31, (24, 12), dtype=torch.int32)
+    int4 = torch.ops.kdtree.w4a16_gemm_prepare(codes, torch.rand(24, 3).to(dtype), 32, dtype)
+    floats = torch.ops.kdtree.gemm_prepare(torch.randn(24, 96), dtype)
+    row = torch.randn(1, 96).to(dtype)
+
+    def products(x):
+        return torch.ops.kdtree.gemm(x, floats, 24, dtype), torch.ops.kdtree.w4a16_gemm(x, int4, 24, 32, dtype)
+
+    many = products(row.expand(7, 96))
+    assert [raw(y) for y in many] == [raw(y) for y in products(row.repeat(7, 1))]
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="graphs are a GPU's")
 def test_a_captured_graph_replays_the_bytes(folder):
     (_, gemm_arguments, _), (_, int4_arguments, _) = gemm(torch.bfloat16), w4a16_gemm(torch.bfloat16)

@@ -47,7 +47,7 @@ __device__ inline void init_barrier(uint64_t* barrier, int arrivals) {
 __device__ inline void end_barrier(uint64_t* barrier) {
   asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Barriers that the thread has initialised become visible to the copy engine; a __syncthreads follows.
+// Barriers that the thread has initialised become visible to the copy engine; a barrier of the threads that use them follows.
 __device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -94,8 +94,8 @@ __device__ inline void let_copies_follow() { asm volatile("fence.proxy.async.sha
 __device__ inline void cluster_arrive() {
   asm volatile("fence.proxy.async.shared::cta;\n\tbarrier.cluster.arrive.release;" ::: "memory");
 }
-// The first time, when all there is to know are published barriers.
-__device__ inline void cluster_arrive_first() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+// The same, but only that it has come so far (published barriers, ended phases) is known of a thread that arrives.
+__device__ inline void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 // Which cluster of the grid the block is in, of how many, and its own place in there.
 __device__ inline unsigned cluster_index() {
@@ -113,7 +113,8 @@ __device__ inline unsigned rank_in_cluster() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(v));
   return v;
 }
-// A bulk copy to the cluster's block `rank`: `to` and `barrier` are addresses in the caller's shared memory.
+// A bulk copy to the cluster's block `rank`: `to` and `barrier` are addresses in the caller's shared memory. Only the receiver
+// learns that it has ended.
 __device__ inline void copy_to_block(unsigned rank, void* to, const void* from, int bytes, uint64_t* barrier) {
   asm volatile(
       "{\n\t.reg .u32 to, barrier;\n\t"
@@ -122,10 +123,6 @@ __device__ inline void copy_to_block(unsigned rank, void* to, const void* from, 
           shared_address(to)),
       "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
       : "memory");
-}
-// What the thread has copied to blocks has been read.
-__device__ inline void wait_until_copied() {
-  asm volatile("cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 // ---- rows in tiles of 8 -------------------------------------------------------------------------------------------

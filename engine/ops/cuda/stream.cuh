@@ -25,7 +25,7 @@ constexpr int kStreamBlocks = 1;  // a multiprocessor, whose shared memory holds
 constexpr int kStreamBlocks = 2;
 #endif
 constexpr int kMaxStages = 8;
-constexpr int kMostSplits = 6;
+constexpr int kMostSplits = 6, kSplitThreadBlocks = 224;
 
 __host__ __device__ constexpr int class_of(int rows) {
   return rows > 32 ? 0 : rows > 16 ? 1 : rows > 8 ? 2 : 3;
@@ -46,15 +46,16 @@ struct Tiling {
   int units, strips, units_a_split;
   unsigned splits;
 
-  // Splits are for matrices whose tiles would leave most of a large device idle; they depend on the matrix alone. The
-  // blocks of a tile's splits are a cluster, and all clusters are to run at once, with places left: an H200 holds 32
-  // of 7, so that one which starts while others end finds no 7 places side by side. It holds 39 of 6, 62 of 4.
+  // Splits are for matrices whose tiles would leave most of a large device idle; they depend on the matrix alone, and a change
+  // of this rule changes bits. The thread blocks of a tile's splits are a cluster, and all clusters are to run at once, with
+  // places left: an H200 holds 32 of 7, so that one which starts while others end finds no 7 places side by side. It holds
+  // 39 of 6, 62 of 4: of its 264 places some are left wherever there are no more than kSplitThreadBlocks.
   Tiling(int outputs, int inputs, bool split)
       : outputs(outputs),
         inputs(inputs),
         units(ceil_div(inputs, 64)),
         strips(ceil_div(outputs, 16)) {
-    const int most = split ? std::max(1, std::min({kMostSplits, 224 / ceil_div(strips, kStrips), units / 4})) : 1;
+    const int most = split ? std::max(1, std::min({kMostSplits, kSplitThreadBlocks / ceil_div(strips, kStrips), units / 4})) : 1;
     units_a_split = ceil_div(units, most);
     splits = static_cast<unsigned>(ceil_div(units, units_a_split));
   }
@@ -122,10 +123,10 @@ static __global__ void copy_row_elements(const int32_t* n_rows, const bf16* from
     to[i] = from[i / columns * stride + i % columns];
 }
 
-// Rows that start at multiples of 16 bytes, as copies need them: x itself or a copy. `columns`: a multiple of 8.
+// Rows that start at multiples of 16 bytes and do not overlap, as copies need them: x itself or a copy. `columns`: a multiple of 8.
 inline Rows aligned_rows(const int32_t* n_rows, const bf16* x, int64_t stride, int64_t max_rows, int columns,
                          bf16* copy, cudaStream_t stream) {
-  if (reinterpret_cast<uintptr_t>(x) % 16 == 0 && stride % 8 == 0) return {x, stride};
+  if (reinterpret_cast<uintptr_t>(x) % 16 == 0 && stride % 8 == 0 && stride >= columns) return {x, stride};
   copy_row_elements<<<grid_for(max_rows * columns, 256, 8), 256, 0, stream>>>(n_rows, x, stride, columns, copy);
   return {copy, columns};
 }

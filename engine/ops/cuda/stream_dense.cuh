@@ -1,6 +1,6 @@
 // y[i] = add[i] + x[i] · w^T: blocks are rows 0 … 63, 64 … 127 and so on of x, and all meet one matrix. One thread copies
-// weights and tiles of rows. A matrix with few outputs is split by inputs among the blocks of a cluster, which then send
-// each other their sums: each block adds a share of them.
+// weights and tiles of rows. A matrix with few outputs is split by inputs among the thread blocks of a cluster, which then
+// send each other their sums: each adds a share of them.
 #pragma once
 #include "pack_strips.cuh"
 #include "stream.cuh"
@@ -68,11 +68,11 @@ struct DenseBf16 : Bf16Units {
   }
 };
 
-// Shared memory: barriers and notes, the ring, and what a block receives of split sums.
+// Shared memory: barriers and notes, the ring, and what the others send of split sums.
 constexpr int kNotesOffset = kRingBarrierBytes + sizeof(uint64_t);
 constexpr int kRingOffset = kTileBytes;
 
-// Where inputs are split, a block's sums lie [row][output] in the ring's memory.
+// Where inputs are split, a thread block's sums lie [row][output] in the ring's memory.
 constexpr int kSumsStride = 16 * kStrips + 4;  // floats; 4 more: the lanes of a store then hit all banks
 
 // Stages of blocks of so many tiles of rows. Weights come first, so that those of the first stages lie where they do for any
@@ -150,7 +150,7 @@ __device__ T anew(T value) {
 // What a warp knows beside its products.
 struct WarpNotes {
   int32_t rows;  // n
-  uint32_t item;  // of those that the block, or its cluster, is dealt: cluster_index(), and every cluster_count()-th further
+  uint32_t item;  // of those dealt to the thread block, or its cluster: cluster_index(), and every cluster_count()-th further
   uint32_t phase;  // of the barrier that counts received sums
 };
 __device__ inline volatile WarpNotes& notes() {
@@ -181,7 +181,7 @@ struct DenseItem {
   }
 };
 
-// Goes on to the block's next item. False if there is none.
+// Goes on to the thread block's next item. False if there is none.
 template <class W>
 __device__ bool next_item(const DenseJob<W>& job) {
   const auto blocks = static_cast<unsigned>(ceil_div(notes().rows, kDenseRows));
@@ -216,7 +216,7 @@ struct WeightsOf {
 
 constexpr int kFillers = 2;  // of a stage: weights, and rows
 
-// The first stages of a block's first item. Their weights do not depend on the number of rows, if there are any; the ring is
+// The first stages of a thread block's first item. Their weights do not depend on the number of rows, if there are any; the ring is
 // the shortest. Returns for how many they are on their way.
 template <class S, class W>
 __device__ int send_weights_ahead(const DenseJob<W>& job) {
@@ -288,7 +288,7 @@ __device__ void multiply_item(typename S::Stages& ring, const Tile& tile, float 
   }
 }
 
-// A warp's totals, into y or to the block's sums.
+// A warp's totals, into y or to the thread block's sums.
 template <class S, class W>
 __device__ void keep_or_store(const DenseJob<W>& job, const DenseItem& item, const float (&total)[S::kRowTiles][4]) {
   const int lane = anew(lane_id()), g = lane / 4, t = lane % 4, strip = anew(warp_id());
@@ -310,8 +310,9 @@ __device__ void keep_or_store(const DenseJob<W>& job, const DenseItem& item, con
 
 __device__ inline void add(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
 
-// On all threads of the cluster, once their block's sums lie in S::sums(): adds those of a tile in ascending order of
-// splits. What a block adds, its share, are 16-byte pieces of [row][output]; the others send it theirs.
+// On all threads of the cluster, once the thread block's sums lie in S::sums(): adds those of a tile in ascending order of
+// splits. What a thread block adds, its share, are 16-byte pieces of [row][output]; the others send it theirs. They must have
+// begun, and have read what they received before.
 template <class S, class W>
 __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
   constexpr int kPieces = kSumsStride / 4;  // of a row
@@ -321,7 +322,6 @@ __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
   const auto* sums = reinterpret_cast<const float4*>(S::sums());
   let_copies_follow();
   __syncthreads();
-  cluster_wait();  // the others have begun, and have read what they received last
   if (thread < splits - 1) {
     const int next = own + 1 + thread, to = next < splits ? next : next - splits;
     if (size(to) > 0)
@@ -329,6 +329,7 @@ __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
   }
   if (thread == 0) arrive_expecting(sums_received(), 16 * (splits - 1) * size(own));
   wait_phase(sums_received(), notes().phase);
+  cluster_arrive_relaxed();
   for (int i = thread; i < size(own); i += static_cast<int>(blockDim.x)) {
     const int at = own * share + i, row = at / kPieces, output = at % kPieces * 4;
     if (output >= 16 * kStrips) continue;  // what pads a row
@@ -343,13 +344,13 @@ __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
       if (s < splits) add(sum, of[s]);
     job.store4(item.first_row + row, 16 * item.tile.strip + output, sum);
   }
-  if (thread < splits - 1) wait_until_copied();
+  cluster_wait();  // the others have received what was sent: its memory may be filled again, or given back
 }
-// Between items: the ring may be filled again, and the others may send.
+// Between items: all have read what they received.
 __device__ inline void end_splits() {
   note([](auto& notes) { notes.phase = notes.phase ^ 1; });
   cluster_arrive();
-  __syncthreads();
+  cluster_wait();
 }
 
 // ---- on all threads --------------------------------------------------------------------------------------------------
@@ -357,6 +358,7 @@ __device__ inline void end_splits() {
 // first.
 template <class S, class W>
 __device__ bool dense_class(const DenseJob<W>& job, int ahead) {
+  static_assert(S::kCount >= DenseStage<W, kMostTiles, S::kSplits>::kCount, "`ahead` stages are not all of a ring");
   typename S::Stages ring;
   do {
     float total[S::kRowTiles][4] = {};
@@ -401,21 +403,18 @@ __global__ void __launch_bounds__(kDenseThreads, kStreamBlocks) stream_dense(con
     if (lane_id() == 0) ahead = send_weights_ahead<Most>(job);
   }
   __syncthreads();
-  if (kSplits) cluster_arrive_first();
+  if (kSplits) cluster_arrive_relaxed();
   wait_for_grid_in_front();
   let_next_grid_start();
-  const int n = __ldcg(job.n_rows);  // past the L1, since the launch may have come before it was written
+  const int n = *job.n_rows;
   if (ahead > 0 && class_of(n) == Most::kClass) send_rows_ahead<Most>(job, ahead);
   note([&](auto& notes) {
     notes.rows = n;
     notes.item = cluster_index();
     notes.phase = 0;
   });
-  if (DenseItem::noted(job).count == 0) {
-    take_back<Most>(ahead);
-    if (kSplits) cluster_wait();
-    return;
-  }
+  if (kSplits) cluster_wait();  // all have begun
+  if (DenseItem::noted(job).count == 0) return take_back<Most>(ahead);
   while (any_class<kSplits>(job, ahead)) {
     ahead = 0;
     let_copies_follow();

@@ -175,21 +175,19 @@ __device__ void multiply_item(typename S::Stages& ring, int halves, int strips, 
     const char* strip = S::at(ring) + warp_id() * W::kUnitBytes;
     const char* x = (absent ? zeros() : S::at(ring) + S::kRowsOffset + g * S::kRowBytes) + 16 * t;
     // Sums that do not wait for each other: as many as registers allow.
-    constexpr int kAllowed = kRowTiles == 1 ? 4 : kRowTiles <= 4 ? 2 : 1;
+    constexpr int kAllowed = kRowTiles == 1 ? 4 : 2;
     constexpr int kHalves = kAllowed < 2 * S::kUnits ? kAllowed : 2 * S::kUnits;
-    constexpr int kRowsAtOnce = kRowTiles < 4 ? kRowTiles : 4;
     constexpr int kUnrolled = kRowTiles == 1 ? 2 * S::kUnits : 1;
-    if (mine && kHalves > 1 && halves >= 2 * S::kUnits) {
+    if (mine && halves >= 2 * S::kUnits) {
 #pragma unroll kUnrolled
       for (int h = 0; h < 2 * S::kUnits; h += kHalves)
-        W::template multiply<kHalves, kRowsAtOnce, kTileBytes>(strip + h / 2 * unit_bytes, unit_bytes, 0, x + 64 * h,
+        W::template multiply<kHalves, kRowTiles, kTileBytes>(strip + h / 2 * unit_bytes, unit_bytes, 0, x + 64 * h,
                                                                total);
     } else if (mine) {
       const int here = min(2 * S::kUnits, halves);
 #pragma unroll 1
       for (int h = 0; h < here; ++h)
-        W::template multiply<1, kHalves == 1 ? kRowsAtOnce : 1, kTileBytes>(strip + h / 2 * unit_bytes, unit_bytes,
-                                                                            h % 2, x + 64 * h, total);
+        W::template multiply<1, 1, kTileBytes>(strip + h / 2 * unit_bytes, unit_bytes, h % 2, x + 64 * h, total);
     }
     __syncwarp();
     if (lane_id() == 0) arrive(ring.empty());

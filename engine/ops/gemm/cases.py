@@ -168,7 +168,7 @@ CASES = [
         invariance=True,
     ),
     GemmCase(
-        name="bf16_eight_splits",
+        name="bf16_most_splits",
         risk="most splits, the last of half a unit; outputs and their stride no multiple of 4; one row past a class",
         rows=17,
         n=203,

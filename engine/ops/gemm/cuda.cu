@@ -1,4 +1,4 @@
-// Floor: the weights' bytes. A bf16 matrix whose inputs are a multiple of 32 streams:
+// Floor: the weights' bytes. A single bf16 matrix whose inputs are a multiple of 32 streams:
 //   Packed: strips (DenseBf16).
 // All others take the plain kernel:
 //   Packed: [batch, n, k padded to 8] of w_type, read once for every 8 rows.

@@ -222,7 +222,7 @@ CASES = [
         **_BF16,
     ),
     W4a16GemmCase(
-        name="bf16_eight_splits",
+        name="bf16_most_splits",
         risk="most splits, the last of half a unit; outputs and their stride no multiple of 4; one row past a class",
         rows=17,
         n=203,

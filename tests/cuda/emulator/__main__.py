@@ -31,6 +31,7 @@ def main() -> None:
             jobs += [pool.submit(compile_host, source, build / f"{source.stem}.host.o") for source in host]
         for job in jobs:
             job.result()
+    (build / "flags").write_text("\n".join(flags))
     link(sorted(build.glob("*.o")), build / "libkdtree_emulated.so")
 
 

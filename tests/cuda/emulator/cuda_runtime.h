@@ -71,6 +71,7 @@ struct Fiber {
   bool ended;
   const unsigned* waits_for;  // a barrier's generation, until it is no longer `seen`
   unsigned seen;
+  bool has_arrived, has_waited;  // at the cluster's barrier and not waited since; ever
 };
 
 struct Warp {
@@ -119,6 +120,10 @@ inline void wait(Barrier& barrier, unsigned members) {
 
 inline void thread_main() {
   running.kernel();
+  if (self().has_arrived) {
+    std::fprintf(stderr, "emulated kernel: a thread ended that had arrived for its cluster and not waited\n");
+    std::abort();
+  }
   self().ended = true;
   --running.alive;
   --block().alive;
@@ -152,6 +157,7 @@ inline void run_blocks(unsigned x, unsigned y, unsigned cluster) {
     makecontext(&fiber.context, thread_main, 0);
     fiber.ended = false;
     fiber.waits_for = nullptr;
+    fiber.has_arrived = fiber.has_waited = false;
     ++running.warps[t / 32].members;
   }
   while (running.alive) {

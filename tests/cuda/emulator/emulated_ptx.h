@@ -50,7 +50,6 @@ struct PendingCopy {
   std::vector<Piece> pieces;
   EmulatedBarrier* barrier;
   int bytes;  // that the barrier counts; 0: an arrival
-  size_t thread;  // that began it
 };
 inline std::vector<PendingCopy> pending_copies;
 inline unsigned barrier_generation = 0;  // changes with every phase and every copy: those who wait look again
@@ -112,7 +111,7 @@ inline void begin_copy(std::vector<Piece> pieces, uint64_t* barrier, int bytes) 
   for (const Piece& piece : pieces)
     if ((reinterpret_cast<uintptr_t>(piece.to) | reinterpret_cast<uintptr_t>(piece.from)) % 16)
       refuse_ptx("a copy at an odd address");
-  pending_copies.push_back({std::move(pieces), emulated(barrier), bytes, emulator::running.current});
+  pending_copies.push_back({std::move(pieces), emulated(barrier), bytes});
   ++barrier_generation;
 }
 inline std::vector<Piece> pieces_of(void* to, const void* from, int bytes) {
@@ -170,17 +169,21 @@ inline void let_copies_follow() {}
 inline unsigned arrived_at[emulator::kMostBlocks * 1024];  // the barrier's generation, by thread
 inline void cluster_arrive() {
   emulator::Barrier& barrier = emulator::running.cluster_barrier;
+  if (emulator::self().has_arrived) refuse_ptx("arriving for the cluster twice without waiting");
+  emulator::self().has_arrived = true;
   arrived_at[emulator::running.current] = barrier.generation;
   ++barrier.arrived;
   emulator::release_if_all(barrier, emulator::running.alive);
 }
-inline void cluster_arrive_first() { cluster_arrive(); }
+inline void cluster_arrive_relaxed() { cluster_arrive(); }
 inline void cluster_wait() {
   emulator::Fiber& fiber = emulator::self();
+  if (!fiber.has_arrived) refuse_ptx("waiting for the cluster without arriving");
   fiber.waits_for = &emulator::running.cluster_barrier.generation;
   fiber.seen = arrived_at[emulator::running.current];
   swapcontext(&fiber.context, &emulator::running.scheduler);
   fiber.waits_for = nullptr;
+  fiber.has_waited = true, fiber.has_arrived = false;
 }
 inline unsigned cluster_index() { return emulator::block_index.x / emulator::cluster_size; }
 inline unsigned cluster_count() { return emulator::grid_size.x / emulator::cluster_size; }
@@ -189,19 +192,14 @@ inline char* in_block(unsigned rank, void* p) {
   return emulator::shared_memory[rank] + (static_cast<char*>(p) - emulator::dynamic_shared);
 }
 inline void copy_to_block(unsigned rank, void* to, const void* from, int bytes, uint64_t* barrier) {
+  if (!emulator::self().has_waited) refuse_ptx("a copy to a block that may not have begun");
   begin_copy(pieces_of(in_block(rank, to), from, bytes), reinterpret_cast<uint64_t*>(in_block(rank, barrier)), bytes);
-}
-inline void wait_until_copied() {
-  for (size_t i = 0; i < pending_copies.size();)
-    if (pending_copies[i].thread == emulator::running.current)
-      perform(pending_copies.begin() + static_cast<std::ptrdiff_t>(i)), i = 0;
-    else
-      ++i;
 }
 template <class... Parameters, class... Arguments>
 void launch_early_in_clusters(unsigned cluster, void (*kernel)(Parameters...), unsigned grid, unsigned threads,
                               size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
   emulator::launch(grid, threads, shared_bytes, stream, [=] { kernel(static_cast<Parameters>(arguments)...); }, cluster);
+  if (!pending_copies.empty()) refuse_ptx("a block ended before its copies");
 }
 template <class... Parameters>
 cudaError_t most_clusters(int* count, unsigned cluster, void (*)(Parameters...), unsigned, size_t) {
