@@ -72,11 +72,14 @@ const char* init() {
                 name ? name : "stream");
   for (const cuda::KernelInit* kernel = cuda::kernel_inits(); kernel->init; ++kernel) {
     error = static_cast<cudaError_t>(kernel->init());
-    if (error != cudaSuccess) {
-      std::snprintf(reason, sizeof reason, "%s: %s refuses %zu bytes of shared memory a block, it offers %zu: %s", kernel->name,
-                    properties.name, cuda::kMaxSharedBytes, properties.sharedMemPerBlockOptin, cudaGetErrorString(error));
-      return reason;
-    }
+    if (error == cudaSuccess) continue;
+    if (cuda::kMaxSharedBytes > properties.sharedMemPerBlockOptin)
+      std::snprintf(reason, sizeof reason, "%s: %s refuses %zu bytes of shared memory a block, it offers %zu", kernel->name,
+                    properties.name, cuda::kMaxSharedBytes, properties.sharedMemPerBlockOptin);
+    else
+      std::snprintf(reason, sizeof reason, "%s: %s does not take the kernel: %s", kernel->name, properties.name,
+                    cudaGetErrorString(error));
+    return reason;
   }
   return nullptr;
 }
