@@ -125,10 +125,10 @@ int bench_pack(const W4a16MoeExpertsShape* shape, int64_t expert, const uint32_t
   const auto* sc = static_cast<const bf16*>(scales);
   char* to = static_cast<char*>(packed) + expert * layout.expert_bytes();
   pack_strips<GatheredInt4>(StripSource<uint32_t>::of(codes, codes + one / 8, width),
-              StripSource<bf16>::of(sc, sc + one / 32, width), hidden, layout.gate_up.strips, to, stream);
+                            StripSource<bf16>::of(sc, sc + one / 32, width), hidden, layout.gate_up.strips, to, stream);
   pack_strips<GatheredInt4>(StripSource<uint32_t>::of(codes + one / 4, hidden, width / 8),
-              StripSource<bf16>::of(sc + one / 16, hidden, width / 32), width, layout.down.strips,
-              to + layout.gate_up_bytes(), stream);
+                            StripSource<bf16>::of(sc + one / 16, hidden, width / 32), width, layout.down.strips,
+                            to + layout.gate_up_bytes(), stream);
   return cudaGetLastError();
 }
 

@@ -54,10 +54,11 @@ struct Layer {
       const bf16* sc = scales.as<bf16>(3 * e * kOne / 32);
       char* to = packed.memory + e * layout.expert_bytes();
       pack_strips<GatheredInt4>(StripSource<uint32_t>::of(codes, codes + kOne / 8, kWidth),
-                  StripSource<cuda::bf16>::of(sc, sc + kOne / 32, kWidth), kHidden, layout.gate_up.strips, to, nullptr);
+                                StripSource<cuda::bf16>::of(sc, sc + kOne / 32, kWidth), kHidden,
+                                layout.gate_up.strips, to, nullptr);
       pack_strips<GatheredInt4>(StripSource<uint32_t>::of(codes + kOne / 4, kHidden, kWidth / 8),
-                  StripSource<cuda::bf16>::of(sc + kOne / 16, kHidden, kWidth / 32), kWidth, layout.down.strips,
-                  to + layout.gate_up_bytes(), nullptr);
+                                StripSource<cuda::bf16>::of(sc + kOne / 16, kHidden, kWidth / 32), kWidth, layout.down.strips,
+                                to + layout.gate_up_bytes(), nullptr);
     }
     check(cudaDeviceSynchronize(), "fill");
   }

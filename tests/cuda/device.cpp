@@ -337,6 +337,9 @@ void chain(Record& record) {
   double differing = 0;
   for (int repeat = 0; repeat < 20; ++repeat) differing += differing_bytes(want, made(false));
   record.add("back_to_back.chain", differing);
+  double nan = 0;
+  for (size_t i = 0; i < want.size(); i += 2) nan += (want[i + 1] & 0x7F) == 0x7F && (want[i] & 0x80);
+  record.add("back_to_back.chain.nan", nan);
 }
 
 // Several blocks of rows, of two classes, so that blocks of threads go from one to the next: against calls of one each.

@@ -80,7 +80,7 @@ __host__ __device__ uint32_t codes_of_lane(const uint32_t (&half)[4], int t) {
 // A thread a word. What pads is code 8, scale 0; groups are 32 inputs, so a half is there or not.
 template <class Order>
 __global__ void permute_int4(StripSource<uint32_t> codes, StripSource<bf16> scales, int k, int strips,
-                                    uint32_t* packed) {
+                             uint32_t* packed) {
   constexpr int kWords = Int4Units::kUnitBytes / 4, kCodes = 128;
   const int units = ceil_div(k, 64);
   const int64_t count = int64_t{strips} * units * kWords;
@@ -154,7 +154,7 @@ cudaError_t stage_strips(const T* w, int n, int k, void* packed, cudaStream_t st
     const Staged staged(w + int64_t{16} * strip * k, bytes, stream);
     if (staged.error != cudaSuccess) return staged.error;
     pack_strips<Strips>(StripSource<T>::of(staged.template as<T>(), rows, k), k, ceil_div(rows, 16),
-                static_cast<char*>(packed) + strip_bytes<Strips>(strip, k), stream);
+                        static_cast<char*>(packed) + strip_bytes<Strips>(strip, k), stream);
   }
   return cudaGetLastError();
 }

@@ -47,7 +47,8 @@ __device__ inline void init_barrier(uint64_t* barrier, int arrivals) {
 __device__ inline void end_barrier(uint64_t* barrier) {
   asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Barriers that the thread has initialised become visible to the copy engine; a barrier of the threads that use them follows.
+// Barriers that the thread has initialised become visible to the copy engine; a barrier of the threads that use them
+// follows.
 __device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -85,7 +86,7 @@ __device__ inline void copy_weights(void* to, const void* from, int bytes, uint6
       : "memory");
 #endif
 }
-// What the thread has read or written in shared memory, bulk copies that a barrier's other side begins may overwrite or read.
+// What the thread has read or written in shared memory, copies that are begun behind a barrier may overwrite or read.
 __device__ inline void let_copies_follow() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- clusters: blocks that run side by side and copy into each other's shared memory ------------------------------

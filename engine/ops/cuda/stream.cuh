@@ -31,11 +31,6 @@ __host__ __device__ constexpr int class_of(int rows) {
   return rows > 32 ? 0 : rows > 16 ? 1 : rows > 8 ? 2 : 3;
 }
 
-// Blocks of each class, 16 bits each.
-__device__ inline unsigned blocks_of(uint64_t counts, int block_class) {
-  return static_cast<unsigned>(counts >> (16 * block_class)) & 0xFFFF;
-}
-
 struct Tile {
   int strip, strips, unit, units;
 };
@@ -46,10 +41,10 @@ struct Tiling {
   int units, strips, units_a_split;
   unsigned splits;
 
-  // Splits are for matrices whose tiles would leave most of a large device idle; they depend on the matrix alone, and a change
-  // of this rule changes bits. The thread blocks of a tile's splits are a cluster, and all clusters are to run at once, with
-  // places left: an H200 holds 32 of 7, so that one which starts while others end finds no 7 places side by side. It holds
-  // 39 of 6, 62 of 4: of its 264 places some are left wherever there are no more than kSplitThreadBlocks.
+  // Splits are for matrices whose tiles would leave most of a large device idle; they depend on the matrix alone, and
+  // another rule means other bits. The thread blocks of a tile's splits are a cluster, and all clusters are to run at
+  // once, with places left: of 7 an H200 holds just 32, and one that starts while others end finds no 7 places side by
+  // side. It has 264 places, and holds 39 clusters of 6, 62 of 4.
   Tiling(int outputs, int inputs, bool split)
       : outputs(outputs),
         inputs(inputs),

@@ -75,8 +75,8 @@ constexpr int kRingOffset = kTileBytes;
 // Where inputs are split, a thread block's sums lie [row][output] in the ring's memory.
 constexpr int kSumsStride = 16 * kStrips + 4;  // floats; 4 more: the lanes of a store then hit all banks
 
-// Stages of blocks of so many tiles of rows. Weights come first, so that those of the first stages lie where they do for any
-// number of rows.
+// Stages of blocks of so many tiles of rows. Weights come first, so that those of the first stages lie where they do for
+// any number of rows.
 template <class W, int kTilesOfRows, bool kHasSplits>
 struct DenseStage {
   using Strips = W;
@@ -139,8 +139,8 @@ struct DenseJob {
   }
 };
 
-// Registers are short beside 64 rows' sums. The value, and what follows from it, is found anew where this is called, and not
-// kept from before.
+// Registers are short beside 64 rows' sums. The value, and what follows from it, is found anew where this is called, and
+// not kept from before.
 template <class T>
 __device__ T anew(T value) {
   asm volatile("" : "+r"(value));
@@ -150,7 +150,7 @@ __device__ T anew(T value) {
 // What a warp knows beside its products.
 struct WarpNotes {
   int32_t rows;  // n
-  uint32_t item;  // of those dealt to the thread block, or its cluster: cluster_index(), and every cluster_count()-th further
+  uint32_t item;  // of those dealt to the cluster: cluster_index(), and every cluster_count()-th further
   uint32_t phase;  // of the barrier that counts received sums
 };
 __device__ inline volatile WarpNotes& notes() {
@@ -216,8 +216,8 @@ struct WeightsOf {
 
 constexpr int kFillers = 2;  // of a stage: weights, and rows
 
-// The first stages of a thread block's first item. Their weights do not depend on the number of rows, if there are any; the ring is
-// the shortest. Returns for how many they are on their way.
+// The first stages of a thread block's first item. Their weights do not depend on the number of rows, if there are any;
+// the ring is the shortest. Returns for how many they are on their way.
 template <class S, class W>
 __device__ int send_weights_ahead(const DenseJob<W>& job) {
   int stages = 0;
@@ -310,9 +310,9 @@ __device__ void keep_or_store(const DenseJob<W>& job, const DenseItem& item, con
 
 __device__ inline void add(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
 
-// On all threads of the cluster, once the thread block's sums lie in S::sums(): adds those of a tile in ascending order of
-// splits. What a thread block adds, its share, are 16-byte pieces of [row][output]; the others send it theirs. They must have
-// begun, and have read what they received before.
+// On all threads of the cluster, once the thread block's sums lie in S::sums(): adds those of a tile in ascending order
+// of splits. What a thread block adds, its share, are 16-byte pieces of [row][output]; the others send it theirs. They
+// must have begun, and have read what they received before.
 template <class S, class W>
 __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
   constexpr int kPieces = kSumsStride / 4;  // of a row
@@ -358,7 +358,7 @@ __device__ inline void end_splits() {
 // first.
 template <class S, class W>
 __device__ bool dense_class(const DenseJob<W>& job, int ahead) {
-  static_assert(S::kCount >= DenseStage<W, kMostTiles, S::kSplits>::kCount, "`ahead` stages are not all of a ring");
+  static_assert(S::kCount >= DenseStage<W, kMostTiles, S::kSplits>::kCount, "a ring holds all stages that are ahead");
   typename S::Stages ring;
   do {
     float total[S::kRowTiles][4] = {};

@@ -1,11 +1,16 @@
-// Rows of a list that meet a matrix of their own, as the experts' do: a block is up to kGatheredRows of them. One warp copies
-// rows, 16 bytes a lane; one thread copies weights, a bulk copy a stage.
+// Rows of a list that meet a matrix of their own, as the experts' do: a block is up to kGatheredRows of them. One warp
+// copies rows, 16 bytes a lane; one thread copies weights, a bulk copy a stage.
 #pragma once
 #include "stream.cuh"
 
 namespace kdtree::cuda {
 
 constexpr int kGatheredRows = 32;  // of a block
+
+// Blocks of each class, 16 bits each.
+__device__ inline unsigned blocks_of(uint64_t counts, int block_class) {
+  return static_cast<unsigned>(counts >> (16 * block_class)) & 0xFFFF;
+}
 
 // Rows first, first + 1, … of a list, and the matrix they meet; `entry` is the list's at `first`.
 struct Block {

@@ -61,9 +61,10 @@ cudaError_t pack_streaming(const MoeExpertsShape& shape, const MoeExpertsWeights
   if (gate.error != cudaSuccess) return gate.error;
   if (up.error != cudaSuccess) return up.error;
   char* to = static_cast<char*>(packed) + weights.expert * layout.expert_bytes();
-  pack_strips<GatheredBf16>(StripSource<Source>::of(gate.as<Source>(), up.as<Source>(), width), hidden, layout.gate_up.strips, to,
-              stream);
-  return stage_strips<GatheredBf16>(static_cast<const Source*>(weights.down), hidden, width, to + layout.gate_up_bytes(), stream);
+  pack_strips<GatheredBf16>(StripSource<Source>::of(gate.as<Source>(), up.as<Source>(), width), hidden,
+                            layout.gate_up.strips, to, stream);
+  return stage_strips<GatheredBf16>(static_cast<const Source*>(weights.down), hidden, width,
+                                    to + layout.gate_up_bytes(), stream);
 }
 
 cudaError_t pack(const MoeExpertsShape& shape, const MoeExpertsWeights& weights, void* packed, cudaStream_t stream) {

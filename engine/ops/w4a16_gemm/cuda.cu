@@ -71,8 +71,8 @@ cudaError_t pack(const W4a16GemmShape& shape, const W4a16GemmWeights& weights, v
     if (codes.error != cudaSuccess) return codes.error;
     if (scales.error != cudaSuccess) return scales.error;
     pack_strips<DenseInt4>(StripSource<uint32_t>::of(codes.as<uint32_t>(), shape.n, shape.k / 8),
-                StripSource<bf16>::of(scales.as<bf16>(), shape.n, shape.k / 32), shape.k,
-                streaming(shape).tiling.strips, packed, stream);
+                           StripSource<bf16>::of(scales.as<bf16>(), shape.n, shape.k / 32), shape.k,
+                           streaming(shape).tiling.strips, packed, stream);
     return cudaGetLastError();
   }
   const cudaError_t error = upload(packed, weights.qw, code_bytes(shape), stream);

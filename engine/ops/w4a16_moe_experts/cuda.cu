@@ -71,11 +71,11 @@ cudaError_t pack_streaming(const W4a16MoeExpertsShape& shape, const W4a16MoeExpe
   const int hidden = shape.hidden, width = shape.intermediate;
   char* to = static_cast<char*>(packed) + weights.expert * layout.expert_bytes();
   pack_strips<GatheredInt4>(StripSource<uint32_t>::of(gate.as<uint32_t>(), up.as<uint32_t>(), width),
-              StripSource<bf16>::of(gate_sc.as<bf16>(), up_sc.as<bf16>(), width), hidden, layout.gate_up.strips, to,
-              stream);
+                            StripSource<bf16>::of(gate_sc.as<bf16>(), up_sc.as<bf16>(), width), hidden,
+                            layout.gate_up.strips, to, stream);
   pack_strips<GatheredInt4>(StripSource<uint32_t>::of(down.as<uint32_t>(), hidden, width / 8),
-              StripSource<bf16>::of(down_sc.as<bf16>(), hidden, width / 32), width, layout.down.strips,
-              to + layout.gate_up_bytes(), stream);
+                            StripSource<bf16>::of(down_sc.as<bf16>(), hidden, width / 32), width, layout.down.strips,
+                            to + layout.gate_up_bytes(), stream);
   return cudaGetLastError();
 }
 
