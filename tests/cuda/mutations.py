@@ -24,6 +24,8 @@ from tests.cuda.emulator import build as emulator
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPS = Path("engine/ops")
 SECONDS = 60  # of one mutation's checks
+RACECHECK_SECONDS = 240
+FOR_RACECHECK = ["-DKDTREE_ARRIVALS_OF_A_WARP=32"]  # engine/ops/cuda/stream.cuh says why
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,10 @@ MUTATIONS = [
               by="emulated"),
     streaming("rows_before_it_is_empty", "moe_experts", "wait_phase(ring.empty(), ring.phase ^ 1);\n      char* to",
               "char* to", "stream_gathered"),
+    Mutation("stream_released_before_it_is_read", "moe_experts", (
+        ("cuda/stream_gathered.cuh", "    ring.release();\n", ""),
+        ("cuda/stream_gathered.cuh", "wait_phase(ring.full(), ring.phase);",
+         "wait_phase(ring.full(), ring.phase), ring.release();")), by="racecheck", rung="stream"),
     streaming("splits_by_rows", "w4a16_gemm", "if (s < splits) add(", "if (s < splits - (item.count > 8)) add(",
               "stream_dense"),
     streaming("splits_from_the_own_on", "w4a16_gemm", "add(sum, of[s]);", "add(sum, of[(own + s) % splits]);",
@@ -219,7 +225,8 @@ def other_objects(mutation: Mutation, build: Path) -> list[Path]:
 def build_cuda(mutation: Mutation, build: Path, arch: str, work: Path) -> Path:
     changed, library = work / "changed.o", work / build.relative_to(REPOSITORY) / "libkdtree_cuda.so"  # for `device`
     library.parent.mkdir(parents=True)
-    subprocess.run(["nvcc", "-std=c++17", "-O3", "--fmad=false", "-DNDEBUG", "-Xcompiler", "-fPIC", "-gencode",
+    flags = FOR_RACECHECK if mutation.by == "racecheck" else []
+    subprocess.run(["nvcc", "-std=c++17", "-O3", "--fmad=false", "-DNDEBUG", "-Xcompiler", "-fPIC", *flags, "-gencode",
                     f"arch=compute_{arch},code=sm_{arch}", "-c", OPS / mutation.operator / "cuda.cu", "-o", changed],
                    cwd=work, check=True)
     subprocess.run(["nvcc", "-shared", "-Xcompiler", "-fopenmp", "-o", library, changed,
@@ -236,13 +243,13 @@ def build_emulated(mutation: Mutation, build: Path, work: Path) -> Path:
     return library
 
 
-def ends(command: list, folder: Path, rung: str) -> tuple[int | None, str]:
+def ends(command: list, folder: Path, rung: str, seconds: float) -> tuple[int | None, str]:
     """(exit status, last line of the errors); no status if it had to be stopped."""
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "KDTREE_CUDA": rung}
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                                start_new_session=True, env=environment)
     try:
-        errors = process.communicate(timeout=SECONDS)[1].strip()
+        errors = process.communicate(timeout=seconds)[1].strip()
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # with what it started: a sanitizer's program holds the pipe too
         process.communicate()
@@ -258,13 +265,15 @@ def noticed(mutation: Mutation, options: argparse.Namespace, work: Path) -> str 
         library = build_emulated(mutation, build, work)
     else:
         library = build_cuda(mutation, build, options.arch, work)
+    seconds = SECONDS
     command = [sys.executable, "-m", "engine.check", "--library", library, "--operator", mutation.operator,
                "--output", record]
     if mutation.by == "device":
         command, folder = [build / "device", record], work  # which finds the library by its path below this folder
     elif mutation.by == "racecheck" and not options.emulate:
         command = ["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9", *command]
-    status, error = ends(command, folder, mutation.rung)
+        seconds = RACECHECK_SECONDS
+    status, error = ends(command, folder, mutation.rung, seconds)
     if status is None:
         return "no end"
     if status:

@@ -16,7 +16,7 @@ JOBS=$(nproc)
 RUNGS=${RUNGS:-plain stream}  # of the matrix kernels, which only bf16 activations tell apart
 ALL_OPERATORS=$(cd engine/ops && ls -d */op.h | sed 's|/op.h||')
 OPERATORS=${OPERATORS:-$ALL_OPERATORS}  # to check
-mkdir -p "$BUILD"/{backend,tests} "$OUT"/{checks,repeats,decode,logs}
+mkdir -p "$BUILD"/{backend,tests,racecheck} "$OUT"/{checks,repeats,decode,logs}
 CXX="-std=c++17 -O3 -fPIC -fopenmp -ffp-contract=off -DNDEBUG -Wall -Wextra -Wno-psabi"
 NVCC="-std=c++17 -O3 --fmad=false -DNDEBUG -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v"
 for arch in $ARCHS; do NVCC+=" -gencode arch=compute_$arch,code=sm_$arch"; done
@@ -24,9 +24,20 @@ for arch in $ARCHS; do NVCC+=" -gencode arch=compute_$arch,code=sm_$arch"; done
 # Runs the commands on stdin, one a line, in parallel; a line that fails or takes longer than LIMIT seconds is named.
 parallel() { xargs -P "$JOBS" -I{} timeout "${LIMIT:-150}" bash -c '{} || { echo "FAILED: {}"; exit 1; }'; }
 
+# The commands that compile the operators into a folder, with a flag; and the library of its objects.
+operators_into() {
+  for op in $ALL_OPERATORS; do
+    echo "nvcc $NVCC ${2:-} -c engine/ops/$op/cuda.cu -o $1/$op.o > $OUT/logs/$op.ptxas 2>&1"
+  done
+}
+link_in() {
+  nvcc -shared -Xcompiler -fopenmp -o "$1/libkdtree_cuda.so" $(for op in $ALL_OPERATORS; do echo $1/$op.o; done) \
+    $BUILD/backend/*.o $BUILD/*cpp.o
+}
+
 build() {
   {
-    for op in $ALL_OPERATORS; do echo "nvcc $NVCC -c engine/ops/$op/cuda.cu -o $BUILD/$op.o > $OUT/logs/$op.ptxas 2>&1"; done
+    operators_into $BUILD
     for source in engine/backend/cuda/*.cu; do
       echo "nvcc $NVCC -c $source -o $BUILD/backend/$(basename "$source").o > $OUT/logs/$(basename "$source").ptxas 2>&1"
     done
@@ -40,7 +51,7 @@ build() {
     echo "nvcc $NVCC -shared engine/bench_cuda/probes.cu -o $BUILD/libprobes_cuda.so > $OUT/logs/probes.ptxas 2>&1"
     echo "$PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output /dev/null --compile-only"
   } | parallel
-  nvcc -shared -Xcompiler -fopenmp -o $LIBRARY $(for op in $ALL_OPERATORS; do echo $BUILD/$op.o; done) $BUILD/backend/*.o $BUILD/*cpp.o
+  link_in $BUILD
   for program in device measure_tree measure_ops; do
     nvcc -o $BUILD/$program $BUILD/tests/$program.o $LIBRARY  # found by this path, from here
   done
@@ -101,11 +112,16 @@ repeats() {
 }
 
 sanitize() {
+  operators_into $BUILD/racecheck -DKDTREE_ARRIVALS_OF_A_WARP=32 | parallel  # stream.cuh says why
+  link_in $BUILD/racecheck
+  local tool rung op library
   for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 65536"; do
+    library=$LIBRARY
+    [ "$tool" = racecheck ] && library=$BUILD/racecheck/libkdtree_cuda.so
     for rung in $RUNGS; do
       for op in $OPERATORS; do
         echo "KDTREE_CUDA=$rung compute-sanitizer --tool $tool --error-exitcode 9 $PYTHON -m engine.check" \
-          "--library $LIBRARY --operator $op --output $OUT/logs/sanitize.${tool%% *}.$op.$rung.json" \
+          "--library $library --operator $op --output $OUT/logs/sanitize.${tool%% *}.$op.$rung.json" \
           "> $OUT/logs/$op.$rung.${tool%% *} 2>&1; echo ${tool%% *} $op $rung \$? >> $OUT/sanitize.txt"
       done
     done

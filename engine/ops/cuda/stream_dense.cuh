@@ -283,8 +283,7 @@ __device__ void multiply_item(typename S::Stages& ring, const Tile& tile, float 
       W::template multiply<S::kUnits>(unit, stride, rows, total);
     else
       W::template multiply<1>(unit, stride, rows, total);
-    __syncwarp();
-    if (lane_id() == 0) arrive(ring.empty());
+    ring.release();
   }
 }
 

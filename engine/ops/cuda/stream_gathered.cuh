@@ -194,8 +194,7 @@ __device__ void multiply_item(typename S::Stages& ring, int halves, int strips, 
       for (int h = 0; h < here; ++h)
         W::template multiply<1, 1, kTileBytes>(strip + h / 2 * unit_bytes, unit_bytes, h % 2, x + 64 * h, total);
     }
-    __syncwarp();
-    if (lane_id() == 0) arrive(ring.empty());
+    ring.release();
   }
 }
 
