@@ -77,7 +77,10 @@ inline void arrive_expecting(uint64_t* barrier, int bytes) {
   --emulated(barrier)->missing;
   end_phase_if_over(emulated(barrier));
 }
-inline void arrive(uint64_t* barrier) { arrive_expecting(barrier, 0); }
+inline void arrive(uint64_t* barrier) {
+  arrive_expecting(barrier, 0);
+  emulator::fall_behind();
+}
 inline void perform(std::vector<PendingCopy>::iterator which) {
   std::swap(*which, pending_copies.back());
   const PendingCopy copy = std::move(pending_copies.back());
@@ -88,7 +91,7 @@ inline void perform(std::vector<PendingCopy>::iterator which) {
     else
       std::memset(piece.to, 0, 16);
   }
-  if (!copy.bytes) return arrive(reinterpret_cast<uint64_t*>(copy.barrier));
+  if (!copy.bytes) return arrive_expecting(reinterpret_cast<uint64_t*>(copy.barrier), 0);
   copy.barrier->bytes -= copy.bytes;
   end_phase_if_over(copy.barrier);
 }
@@ -174,6 +177,7 @@ inline void cluster_arrive() {
   arrived_at[emulator::running.current] = barrier.generation;
   ++barrier.arrived;
   emulator::release_if_all(barrier, emulator::running.alive);
+  emulator::fall_behind();
 }
 inline void cluster_arrive_relaxed() { cluster_arrive(); }
 inline void cluster_wait() {
