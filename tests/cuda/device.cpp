@@ -258,33 +258,63 @@ struct ExpertsCall : Call {
   std::vector<char> outputs() override { return y.get(); }
 };
 
-// A linear layer of K2's size with inputs split over blocks.
-struct DenseCall : Call {
-  static constexpr int n = 4096, k = 7168;
-  W4a16GemmShape shape;
-  Buffer packed{w4a16_gemm.packed_bytes(&shape)}, workspace{w4a16_gemm.workspace(&shape)}, n_rows, x, y;
-  explicit DenseCall(int rows, int max_rows = 64)
-      : shape{max_rows, n, k, 32, k, n, kBFloat16, kBFloat16, kBFloat16},
+// Linear layers of K2's sizes with inputs split over blocks.
+struct LinearCall : Call {
+  const int rows, n, k;
+  Buffer n_rows, x, y;
+  LinearCall(int rows, int max_rows, int n, int k)
+      : rows(rows),
+        n(n),
+        k(k),
         n_rows(std::vector<int32_t>{rows}),
         x(normal_bf16(static_cast<size_t>(max_rows) * k)),
-        y(static_cast<size_t>(max_rows) * n * 2) {
-    const auto codes = random_words(size_t{n} * k / 8);
-    const auto scales = normal_bf16(size_t{n} * k / 32, 0.02f);
+        y(static_cast<size_t>(max_rows) * n * 2) {}
+  virtual void launch_on(const int32_t* n_rows, const void* x, void* y, void* stream) = 0;
+  void launch(void* stream) override { launch_on(n_rows.as<int32_t>(), x.memory, y.memory, stream); }
+  std::vector<char> outputs() override { return y.get(); }
+};
+
+struct Int4Call : LinearCall {
+  W4a16GemmShape shape;
+  Buffer packed{w4a16_gemm.packed_bytes(&shape)}, workspace{w4a16_gemm.workspace(&shape)};
+  explicit Int4Call(int rows, int max_rows = 64)
+      : LinearCall(rows, max_rows, 4096, 7168), shape{max_rows, n, k, 32, k, n, kBFloat16, kBFloat16, kBFloat16} {
+    const size_t size = static_cast<size_t>(n) * k;
+    const auto codes = random_words(size / 8);
+    const auto scales = normal_bf16(size / 32, 0.02f);
     const W4a16GemmWeights weights{codes.data(), scales.data()};
     check(w4a16_gemm.prepare(&shape, &weights, packed.memory, nullptr), "prepare");
     check(cudaDeviceSynchronize(), "prepare");
   }
-  void launch(void* stream) override {
-    const W4a16GemmArgs args{n_rows.as<int32_t>(), x.memory, packed.memory, nullptr, y.memory};
+  void launch_on(const int32_t* n_rows, const void* x, void* y, void* stream) override {
+    const W4a16GemmArgs args{n_rows, x, packed.memory, nullptr, y};
     run(w4a16_gemm, &shape, &args, workspace, stream);
   }
-  std::vector<char> outputs() override { return y.get(); }
+};
+
+struct FloatCall : LinearCall {
+  GemmShape shape;
+  Buffer packed{gemm.packed_bytes(&shape)}, workspace{gemm.workspace(&shape)};
+  explicit FloatCall(int rows, int max_rows = 64)
+      : LinearCall(rows, max_rows, 2048, 7168), shape{max_rows, n, k, 1, k, 0, n, 0, kBFloat16, kBFloat16, kBFloat16} {
+    const auto w = normal_bf16(static_cast<size_t>(n) * k, 0.02f);
+    const GemmWeights weights{w.data(), kBFloat16};
+    check(gemm.prepare(&shape, &weights, packed.memory, nullptr), "prepare");
+    check(cudaDeviceSynchronize(), "prepare");
+  }
+  void launch_on(const int32_t* n_rows, const void* x, void* y, void* stream) override {
+    const GemmArgs args{n_rows, x, packed.memory, nullptr, y};
+    run(gemm, &shape, &args, workspace, stream);
+  }
 };
 
 // Calls that follow each other at once, so that one begins while the other ends, by themselves and in a graph.
 void back_to_back(Record& record) {
   std::vector<std::unique_ptr<Call>> calls;
-  for (int rows : {1, 9, 20, 40, 64}) calls.push_back(std::make_unique<DenseCall>(rows));
+  for (int rows : {1, 9, 20, 40, 64}) {
+    calls.push_back(std::make_unique<Int4Call>(rows));
+    calls.push_back(std::make_unique<FloatCall>(rows));
+  }
   calls.push_back(std::make_unique<ExpertsCall>());
   std::vector<std::vector<char>> alone;
   for (const auto& call : calls) {
@@ -343,9 +373,8 @@ void chain(Record& record) {
 }
 
 // Several blocks of rows, of two classes, so that blocks of threads go from one to the next: against calls of one each.
-void blocks_of_rows(Record& record) {
-  constexpr int rows = 200, block = 64;
-  DenseCall all(rows, rows);
+void blocks_of_rows(Record& record, const std::string& name, LinearCall&& all) {
+  constexpr int block = 64;
   all.launch(nullptr);
   const auto want = all.outputs();
   double differing = 0;
@@ -353,20 +382,18 @@ void blocks_of_rows(Record& record) {
     all.launch(nullptr);
     differing += differing_bytes(want, all.outputs());
   }
-  record.add("repeats.blocks_of_rows", differing);
+  record.add("repeats.blocks_of_rows." + name, differing);
   differing = 0;
-  for (int first = 0; first < rows; first += block) {
-    const int count = std::min(block, rows - first);
-    const Buffer n_rows{std::vector<int32_t>{count}}, y{static_cast<size_t>(rows) * DenseCall::n * 2};
-    const W4a16GemmArgs args{n_rows.as<int32_t>(), all.x.as<uint16_t>(static_cast<size_t>(first) * DenseCall::k),
-                             all.packed.memory, nullptr, y.memory};
-    run(w4a16_gemm, &all.shape, &args, all.workspace);
-    const size_t bytes = size_t{DenseCall::n} * 2, at = static_cast<size_t>(first) * bytes;
+  for (int first = 0; first < all.rows; first += block) {
+    const int count = std::min(block, all.rows - first);
+    const Buffer n_rows{std::vector<int32_t>{count}}, y{static_cast<size_t>(all.rows) * all.n * 2};
+    all.launch_on(n_rows.as<int32_t>(), all.x.as<uint16_t>(static_cast<size_t>(first) * all.k), y.memory, nullptr);
+    const size_t row_bytes = static_cast<size_t>(all.n) * 2, at = first * row_bytes, bytes = count * row_bytes;
     differing += differing_bytes({want.begin() + static_cast<std::ptrdiff_t>(at),
-                                  want.begin() + static_cast<std::ptrdiff_t>(at + static_cast<size_t>(count) * bytes)},
-                                 y.get<char>(0, static_cast<size_t>(count) * bytes));
+                                  want.begin() + static_cast<std::ptrdiff_t>(at + bytes)},
+                                 y.get<char>(0, bytes));
   }
-  record.add("row_invariance.blocks_of_rows", differing);
+  record.add("row_invariance.blocks_of_rows." + name, differing);
 }
 
 void repeats_and_streams(Record& record) {
@@ -408,7 +435,8 @@ int main(int count, char** arguments) {
   repeats_and_streams(record);
   back_to_back(record);
   chain(record);
-  blocks_of_rows(record);
+  blocks_of_rows(record, "int4", Int4Call(200, 200));
+  blocks_of_rows(record, "float", FloatCall(200, 200));
   last_of_384_experts(record);
   large_gemm(record);
   far_key(record);

@@ -68,12 +68,11 @@ struct DenseBf16 : Bf16Units {
   }
 };
 
-// Shared memory: barriers and notes, the ring.
+// Shared memory: barriers and notes, the ring, and what the others send of split sums.
 constexpr int kNotesOffset = kRingBarrierBytes + sizeof(uint64_t);
 constexpr int kRingOffset = kTileBytes;
 
-// Where inputs are split, a thread block's sums then lie [row][output] in the ring's memory, and behind them what the others
-// send of theirs.
+// Where inputs are split, a thread block's sums lie [row][output] in the ring's memory.
 constexpr int kSumsStride = 16 * kStrips + 4;  // floats; 4 more: the lanes of a store then hit all banks
 
 // Stages of blocks of so many tiles of rows. Weights come first, so that those of the first stages lie where they do for
@@ -90,14 +89,20 @@ struct DenseStage {
   static constexpr int kBytes = kWeightBytes + kUnits * kUnitOfRows;
   static constexpr int kSumBytes = kSplits ? 8 * kRowTiles * kSumsStride * static_cast<int>(sizeof(float)) : 0;
   static constexpr int kReceivedBytes = kSplits ? kSumBytes + 16 * kMostSplits : 0;  // each split's share of the sums
-  static constexpr int kCount = std::min(kMaxStages, (static_cast<int>(kMaxSharedBytes) - kRingOffset) / kBytes);
-  static_assert(kCount >= 2 && kWeightBytes % kTileBytes == 0 && kSumBytes + kReceivedBytes <= kCount * kBytes);
+  static constexpr int kRoom = static_cast<int>(kMaxSharedBytes) - kRingOffset;
+  // What is received lies behind the ring; or, where that would leave hardly a ring, in it behind the sums: the others'
+  // rings must then be done with before anything is sent.
+  static constexpr bool kReceivesInRing = kSplits && (kRoom - kReceivedBytes) / kBytes * kUnits < 4;
+  static constexpr int kCount = std::min(kMaxStages, (kRoom - (kReceivesInRing ? 0 : kReceivedBytes)) / kBytes);
+  static constexpr int kReceivedOffset = kReceivesInRing ? kSumBytes : kCount * kBytes;
+  static_assert(kCount >= 2 && kWeightBytes % kTileBytes == 0 && kSumBytes <= kCount * kBytes &&
+                kReceivedOffset + kReceivedBytes <= kRoom);
   using Stages = Ring<0, kCount>;
 
   static __device__ char* weights(int stage) { return shared_memory() + kRingOffset + stage * kWeightBytes; }
   static __device__ char* rows(int stage) { return weights(kCount) + stage * (kUnits * kUnitOfRows); }
   static __device__ float* sums() { return reinterpret_cast<float*>(weights(0)); }
-  static __device__ float4* received() { return reinterpret_cast<float4*>(weights(0) + kSumBytes); }
+  static __device__ float4* received() { return reinterpret_cast<float4*>(weights(0) + kReceivedOffset); }
 };
 
 template <class W>
@@ -309,17 +314,17 @@ __device__ void keep_or_store(const DenseJob<W>& job, const DenseItem& item, con
 
 __device__ inline void add(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
 
-// The thread block's ring is done with; that of the others once cluster_wait() returns. Its last warp, which keeps no sums,
-// vouches for what all have read.
-__device__ inline void end_ring() {
-  if (warp_id() < kStrips) cluster_arrive_relaxed();
+// The thread block's ring is done with: sums take its place. Its last warp, which has none, vouches for what all have read.
+template <class S>
+__device__ void end_ring() {
+  if (S::kReceivesInRing && warp_id() < kStrips) cluster_arrive_relaxed();
   __syncthreads();
-  if (warp_id() == kStrips) cluster_arrive();
+  if (S::kReceivesInRing && warp_id() == kStrips) cluster_arrive();
 }
 
-// On all threads of the cluster, after end_ring() and once the thread block's sums lie in S::sums(): adds those of a tile
-// in ascending order of splits. What a thread block adds, its share, are 16-byte pieces of [row][output]; the others send
-// it theirs.
+// On all threads of the cluster, once the thread block's sums lie in S::sums(): adds those of a tile in ascending order
+// of splits. What a thread block adds, its share, are 16-byte pieces of [row][output]; the others send it theirs. They
+// must have begun, and have read what they received before.
 template <class S, class W>
 __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
   constexpr int kPieces = kSumsStride / 4;  // of a row
@@ -329,7 +334,7 @@ __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
   const auto* sums = reinterpret_cast<const float4*>(S::sums());
   let_copies_follow();
   __syncthreads();
-  cluster_wait();  // the others' rings are done with
+  if (S::kReceivesInRing) cluster_wait();  // the others' rings are done with
   if (thread < splits - 1) {
     const int next = own + 1 + thread, to = next < splits ? next : next - splits;
     if (size(to) > 0)
@@ -354,11 +359,11 @@ __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
   }
   cluster_wait();  // the others have received what was sent: its memory may be filled again, or given back
 }
-// Between items: sums give their place back to the ring.
+// Between items: all have read what they received.
 __device__ inline void end_splits() {
   note([](auto& notes) { notes.phase = notes.phase ^ 1; });
-  let_copies_follow();
-  __syncthreads();
+  cluster_arrive();
+  cluster_wait();
 }
 
 // ---- on all threads --------------------------------------------------------------------------------------------------
@@ -377,7 +382,7 @@ __device__ bool dense_class(const DenseJob<W>& job, int ahead) {
     ahead = 0;
     __syncwarp();
     const DenseItem item = DenseItem::noted(job);
-    if (S::kSplits) end_ring();  // sums take its place
+    if (S::kSplits) end_ring<S>();
     if (warp_id() < kStrips) keep_or_store<S>(job, item, total);
     if constexpr (S::kSplits) add_splits<S>(job, item);
     if (!next_item(job)) return false;
@@ -411,6 +416,7 @@ __global__ void __launch_bounds__(kDenseThreads, kStreamBlocks) stream_dense(con
     if (lane_id() == 0) ahead = send_weights_ahead<Most>(job);
   }
   __syncthreads();
+  if (kSplits) cluster_arrive_relaxed();
   wait_for_grid_in_front();
   let_next_grid_start();
   const int n = *job.n_rows;
@@ -420,6 +426,7 @@ __global__ void __launch_bounds__(kDenseThreads, kStreamBlocks) stream_dense(con
     notes.item = cluster_index();
     notes.phase = 0;
   });
+  if (kSplits) cluster_wait();  // all have begun
   if (DenseItem::noted(job).count == 0) return take_back<Most>(ahead);
   while (any_class<kSplits>(job, ahead)) {
     ahead = 0;
