@@ -183,6 +183,7 @@ MUTATIONS = [
               "stream_dense", by="emulated"),
     streaming("fours_past_the_outputs", "w4a16_gemm", "(y_stride | tiling.outputs) % 4 == 0", "y_stride % 4 == 0",
               "stream_dense"),
+    streaming("fours_at_odd_addresses", "w4a16_gemm", " && address % 8 == 0", "", "stream_dense"),
     streaming("some_strips_at_a_time", "gemm", "kStrips * static_cast<int>(std::max<int64_t>(1,",
               "3 + static_cast<int>(std::max<int64_t>(1,", "pack_strips", by="device"),
     streaming("one_by_one", "gemm", "store(at + i, v[i])", "store(at + i, v[0])", "stream_dense"),
@@ -250,7 +251,7 @@ def build_emulated(mutation: Mutation, build: Path, work: Path) -> Path:
 
 
 def ends(command: list, folder: Path, rung: str, seconds: float) -> tuple[int | None, str]:
-    """(exit status, last line of the errors); no status if it had to be stopped."""
+    """(exit status, the line of the errors that says what it was); no status if it had to be stopped."""
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "KDTREE_CUDA": rung}
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                                start_new_session=True, env=environment)
@@ -260,7 +261,8 @@ def ends(command: list, folder: Path, rung: str, seconds: float) -> tuple[int | 
         os.killpg(process.pid, signal.SIGKILL)  # with what it started: a sanitizer's program holds the pipe too
         process.communicate()
         return None, ""
-    return process.returncode, errors.splitlines()[-1] if errors else ""
+    lines = errors.splitlines() or [""]
+    return process.returncode, next((line for line in lines if "runtime error" in line), lines[-1])
 
 
 def noticed(mutation: Mutation, options: argparse.Namespace, work: Path) -> str | None:

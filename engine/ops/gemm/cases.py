@@ -40,6 +40,7 @@ class GemmCase(RowwiseCase):
     x_gap: int = 0  # elements between the slices of a row
     x_offset: int = 0
     y_gap: int = 0
+    y_offset: int = 0  # not of add
     add: str | None = None  # None, "given", or "in_place": the same memory as y
 
     def __post_init__(self):
@@ -73,7 +74,7 @@ class GemmCase(RowwiseCase):
                 n_rows=self.rows,
                 x=View(padded(x, self.max_rows), self.x_offset),
                 add=Alias("y") if self.add == "in_place" else add,
-                y=add if self.add == "in_place" else y,
+                y=add if self.add == "in_place" else View(y, self.y_offset),
             ),
             dict(w=w, type=self.source_type),
         )
@@ -100,7 +101,7 @@ class GemmCase(RowwiseCase):
             budget = float32_budget(exact, single if add is None else add + single)
         shape = outputs["y"].shape
         b, r, c = np.ogrid[: self.batch, : self.rows, : self.n]
-        y, written = place(shape, np.float64, (r * self.batch + b) * shape[2] + c, exact)
+        y, written = place(shape, np.float64, (r * self.batch + b) * shape[2] + self.y_offset + c, exact)
         near = Near(y, budget, written, before=added if self.add == "in_place" else None)
         return rounded_once(near, self.k) if self.y_type == BFLOAT16 else {"y": near}
 
@@ -126,7 +127,17 @@ CASES = [
         y_gap=8,
         invariance=True,
     ),
-    GemmCase(name="odd_offset", risk="x starts at an odd element", rows=7, n=33, k=65, x_gap=6, x_offset=5, y_gap=3),
+    GemmCase(
+        name="odd_offset",
+        risk="x and y start at odd elements",
+        rows=7,
+        n=33,
+        k=65,
+        x_gap=6,
+        x_offset=5,
+        y_gap=3,
+        y_offset=1,
+    ),
     GemmCase(name="in_place", risk="the residual is y itself", rows=9, n=128, k=64, add="in_place"),
     GemmCase(
         name="bf16_source",
@@ -198,6 +209,7 @@ CASES = [
         x_gap=3,
         x_offset=1,
         y_gap=5,
+        y_offset=3,
         type=BFLOAT16,
     ),
     GemmCase(

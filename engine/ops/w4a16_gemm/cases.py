@@ -60,6 +60,7 @@ class W4a16GemmCase(RowwiseCase):
     x_gap: int = 0  # elements
     x_offset: int = 0
     y_gap: int = 0
+    y_offset: int = 0  # not of add
     add: str | None = None  # None, "given", or "in_place": the same memory as y
 
     def __post_init__(self):
@@ -92,7 +93,7 @@ class W4a16GemmCase(RowwiseCase):
                 n_rows=self.rows,
                 x=View(padded(x, self.max_rows), self.x_offset),
                 add=Alias("y") if self.add == "in_place" else add,
-                y=add if self.add == "in_place" else y,
+                y=add if self.add == "in_place" else View(y, self.y_offset),
             ),
             dict(qw=qw, sc=sc),
         )
@@ -112,7 +113,8 @@ class W4a16GemmCase(RowwiseCase):
         else:
             budget = float32_budget(exact, ops.w4a16_gemm(x, qw, sc, self.group, add))
         shape = outputs["y"].shape
-        y, written = place(shape, np.float64, np.arange(self.rows)[:, None] * shape[1] + np.arange(self.n), exact)
+        r, c = np.ogrid[: self.rows, : self.n]
+        y, written = place(shape, np.float64, r * shape[1] + self.y_offset + c, exact)
         near = Near(y, budget, written, before=added if self.add == "in_place" else None)
         return rounded_once(near, self.k) if self.y_type == BFLOAT16 else {"y": near}
 
@@ -248,6 +250,17 @@ CASES = [
         n=198,
         k=1376,
         y_gap=2,
+        **_BF16,
+        add="given",
+    ),
+    W4a16GemmCase(
+        name="bf16_odd_y",
+        risk="split sums stored by fours where y starts at an odd address",
+        rows=9,
+        n=200,
+        k=1376,
+        y_gap=4,
+        y_offset=3,
         **_BF16,
         add="given",
     ),

@@ -7,6 +7,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 FLAGS = ["-std=c++20", "-O2", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas"]
+# A GPU refuses words at odd addresses; so does this.
+ALIGNED = ["-fsanitize=alignment", "-fno-sanitize-recover=alignment"]
 LAUNCH = re.compile(r"([\w:]+(?:<[^;<>]*(?:<[^;<>]*>)?[^;<>]*>)?)<<<(.*?)>>>\s*\((.*?)\);", re.DOTALL)
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 
@@ -27,8 +29,8 @@ def translate_tree(engine: Path, to: Path) -> None:
 
 
 def compile_kernels(source: Path, to: Path, *flags: str) -> None:
-    subprocess.run(["g++", *FLAGS, *flags, "-include", "cuda_runtime.h", f"-I{HERE}", "-x", "c++", "-c", source,
-                    "-o", to], check=True)
+    subprocess.run(["g++", *FLAGS, *ALIGNED, *flags, "-include", "cuda_runtime.h", f"-I{HERE}", "-x", "c++",
+                    "-c", source, "-o", to], check=True)
 
 
 def compile_host(source: Path, to: Path) -> None:
@@ -36,4 +38,4 @@ def compile_host(source: Path, to: Path) -> None:
 
 
 def link(objects: list[Path], library: Path) -> None:
-    subprocess.run(["g++", "-shared", "-fopenmp", "-Wl,--no-undefined", "-o", library, *objects], check=True)
+    subprocess.run(["g++", "-shared", "-fopenmp", *ALIGNED, "-Wl,--no-undefined", "-o", library, *objects], check=True)
