@@ -436,7 +436,7 @@ int main(int count, char** arguments) {
   back_to_back(record);
   chain(record);
   blocks_of_rows(record, "int4", Int4Call(200, 200));
-  blocks_of_rows(record, "float", FloatCall(200, 200));
+  blocks_of_rows(record, "float", FloatCall(216, 216));
   last_of_384_experts(record);
   large_gemm(record);
   far_key(record);

@@ -4,7 +4,7 @@
 
 Needs the objects and the program `device` that on_gpu.sh builds; with --emulate, the objects of tests.cuda.emulator
 and no GPU. The record counts, for each mutation, 1 if no check noticed it and 0 if one did; `message` names the first
-that did. One not noticed: exit status 1.
+that did. What is not mutated must pass the same checks. One not noticed, or a check that fails without: exit status 1.
 """
 
 import argparse
@@ -23,14 +23,13 @@ from tests.cuda.emulator import build as emulator
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPS = Path("engine/ops")
-SECONDS = 60  # of one mutation's checks
-RACECHECK_SECONDS = 240
+SECONDS, SLOW_SECONDS = 60, 240  # of one mutation's checks; of those that run to their end, or under racecheck
 FOR_RACECHECK = ["-DKDTREE_ARRIVALS_OF_A_WARP=32"]  # engine/ops/cuda/stream.cuh says why
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """`edits`: (file below engine/ops, text, replacement); every text stands in its file."""
+    """`edits`: (file below engine/ops, text, replacement), whose text stands in its file. None: the source as it is."""
 
     name: str
     operator: str  # whose object is compiled again and whose checks run
@@ -146,13 +145,15 @@ MUTATIONS = [
     streaming("sent_before_they_lie_there", "w4a16_gemm",
               "  __syncthreads();\n  if (S::kReceivesInRing)", "  if (S::kReceivesInRing)", "stream_dense",
               by="emulated"),
-    streaming("gone_before_it_is_received", "w4a16_gemm", "  cluster_wait();  // the others have received", "  //",
-              "stream_dense", by="emulated"),
+    Mutation("stream_gone_before_it_is_received", "w4a16_gemm", (
+        ("cuda/stream_dense.cuh", "notes().phase);\n  cluster_arrive_relaxed();\n", "notes().phase);\n"),
+        ("cuda/stream_dense.cuh", "  cluster_wait();  // the others have received", "  //")),
+        by="emulated", rung="stream"),
     streaming("phase_of_the_last_sums", "w4a16_gemm", "notes.phase = notes.phase ^ 1;", "", "stream_dense",
               by="device"),
     streaming("sums_over_the_ring", "w4a16_gemm",
               "cluster_arrive_relaxed();\n  __syncthreads();", "cluster_arrive_relaxed();", "stream_dense",
-              by="device"),
+              by="emulated"),
     streaming("ring_over_the_sums", "w4a16_gemm", "  cluster_arrive();\n  cluster_wait();\n", "", "stream_dense",
               by="emulated"),
     streaming("minus_7", "w4a16_moe_experts", "kMinus8 = 0xBE00BE00", "kMinus8 = 0xBDE0BDE0", "strips"),
@@ -266,23 +267,25 @@ def ends(command: list, folder: Path, rung: str, seconds: float) -> tuple[int | 
 
 
 def noticed(mutation: Mutation, options: argparse.Namespace, work: Path) -> str | None:
-    """The check that notices the mutation."""
+    """The check that notices the mutation, or that fails."""
     mutated_tree(mutation.edits, work)
     build, record, folder = options.build.resolve(), work / "record.json", REPOSITORY
     if options.emulate:
         library = build_emulated(mutation, build, work)
     else:
         library = build_cuda(mutation, build, options.arch, work)
-    seconds = SECONDS
+    seconds = SECONDS if mutation.edits else SLOW_SECONDS
     command = [sys.executable, "-m", "engine.check", "--library", library, "--operator", mutation.operator,
                "--output", record]
     if mutation.by == "device":
         command, folder = [build / "device", record], work  # which finds the library by its path below this folder
     elif mutation.by == "racecheck" and not options.emulate:
         command = ["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9", *command]
-        seconds = RACECHECK_SECONDS
+        seconds = SLOW_SECONDS
     status, error = ends(command, folder, mutation.rung, seconds)
     if status is None:
+        if mutation.edits and "compute-sanitizer" in command:
+            raise LookupError(f"racecheck did not end in {seconds} s")
         return "no end"
     if status:
         return "racecheck" if status == 9 else f"error: {error}"
@@ -301,24 +304,29 @@ def main() -> int:
     elsewhere = "device" if options.emulate else "emulated"
     chosen = [m for m in MUTATIONS if options.only in m.name and m.by != elsewhere]
 
+    checks = sorted({(m.operator, m.rung, "cases" if options.emulate else m.by) for m in chosen})
+    as_it_is = [Mutation(f"nothing.{'.'.join(check)}", check[0], (), by=check[2], rung=check[1]) for check in checks]
+
     def judge(mutation: Mutation) -> dict:
-        by, message = None, "no check noticed it"
+        by, message = None, "no check noticed it" if mutation.edits else "passes"
         with tempfile.TemporaryDirectory() as work:
             try:
                 by = noticed(mutation, options, Path(work))
             except LookupError as error:
                 message = str(error)
-        print(f"{mutation.name:32} {by or message.upper()}", flush=True)
-        return {"name": mutation.name, "max_abs_error": float(by is None), "budget": 0.0, "message": by or message}
+        wrong = (by is None) == bool(mutation.edits)
+        text = by or message
+        print(f"{mutation.name:32} {text.upper() if wrong else text}", flush=True)
+        return {"name": mutation.name, "max_abs_error": float(wrong), "budget": 0.0, "message": text}
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        cases = list(pool.map(judge, chosen))
+        unchanged, cases = (list(pool.map(judge, some)) for some in (as_it_is, chosen))
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    record = {"operator": "mutations", "backend": "cuda", "cases": cases}
+    record = {"operator": "mutations", "backend": "cuda", "cases": unchanged + cases}
     options.output.write_text(json.dumps(record, indent=1) + "\n")
-    missed = sum(case["max_abs_error"] > 0 for case in cases)
-    print(f"score: {len(cases) - missed}/{len(cases)} mutations noticed")
-    return int(missed > 0)
+    failed, missed = (sum(case["max_abs_error"] > 0 for case in some) for some in (unchanged, cases))
+    print(f"score: {len(cases) - missed}/{len(cases)} mutations noticed, {failed} checks fail without one")
+    return int(failed + missed > 0)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ for arch in $ARCHS; do NVCC+=" -gencode arch=compute_$arch,code=sm_$arch"; done
 # Runs the commands on stdin, one a line, in parallel; a line that fails or takes longer than LIMIT seconds is named.
 parallel() { xargs -P "$JOBS" -I{} timeout "${LIMIT:-150}" bash -c '{} || { echo "FAILED: {}"; exit 1; }'; }
 
-# The commands that compile the operators into a folder, with a flag; and the library of its objects.
+# The commands that compile the operators into a folder, with logs in another, and flags; and the library of the objects.
 operators_into() {
   for op in $ALL_OPERATORS; do
-    echo "nvcc $NVCC ${2:-} -c engine/ops/$op/cuda.cu -o $1/$op.o > $OUT/logs/$op.ptxas 2>&1"
+    echo "nvcc $NVCC ${*:3} -c engine/ops/$op/cuda.cu -o $1/$op.o > $2/$op.ptxas 2>&1"
   done
 }
 link_in() {
@@ -37,7 +37,7 @@ link_in() {
 
 build() {
   {
-    operators_into $BUILD
+    operators_into $BUILD "$OUT/logs"
     for source in engine/backend/cuda/*.cu; do
       echo "nvcc $NVCC -c $source -o $BUILD/backend/$(basename "$source").o > $OUT/logs/$(basename "$source").ptxas 2>&1"
     done
@@ -112,8 +112,8 @@ repeats() {
 }
 
 sanitize() {
-  operators_into $BUILD/racecheck -DKDTREE_ARRIVALS_OF_A_WARP=32 | parallel  # stream.cuh says why
-  link_in $BUILD/racecheck
+  operators_into $BUILD/racecheck $BUILD/racecheck -DKDTREE_ARRIVALS_OF_A_WARP=32 | parallel || return 1  # see stream.cuh
+  link_in $BUILD/racecheck || return 1
   local tool rung op library
   for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 65536"; do
     library=$LIBRARY

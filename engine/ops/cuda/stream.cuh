@@ -73,6 +73,7 @@ __device__ inline char* shared_memory() {
 #define KDTREE_ARRIVALS_OF_A_WARP 1
 #endif
 constexpr int kArrivalsOfAWarp = KDTREE_ARRIVALS_OF_A_WARP;
+static_assert(kArrivalsOfAWarp == 1 || kArrivalsOfAWarp == 32);
 
 // A ring of stages; all sides walk it in the same order. Its barriers begin at kBarriers in shared memory.
 template <int kBarriers, int kCount>

@@ -255,7 +255,7 @@ __device__ void take_back(int stages) {
   }
 }
 
-// The `ahead` first stages of weights are on their way; and, where a ring is so short that these are all of it, of rows.
+// The `ahead` first stages of weights are on their way; and of rows, where blocks are the largest.
 template <class S, class W>
 __device__ void send_item(const DenseJob<W>& job, typename S::Stages& ring, const DenseItem& item, int ahead) {
   WeightsOf<S> weights(job, item.tile);
@@ -357,9 +357,9 @@ __device__ void add_splits(const DenseJob<W>& job, const DenseItem& item) {
       if (s < splits) add(sum, of[s]);
     job.store4(item.first_row + row, 16 * item.tile.strip + output, sum);
   }
-  cluster_wait();  // the others have received what was sent: its memory may be filled again, or given back
+  cluster_wait();  // the others have received what was sent: the block may end
 }
-// Between items: all have read what they received.
+// Between items: all have read what they received, and the ring may be filled again.
 __device__ inline void end_splits() {
   note([](auto& notes) { notes.phase = notes.phase ^ 1; });
   cluster_arrive();

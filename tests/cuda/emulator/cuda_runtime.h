@@ -125,6 +125,8 @@ inline void fall_behind() {
   for (int turns = random >> 60 ? 0 : 64; turns > 0; --turns) swapcontext(&self().context, &running.scheduler);
 }
 
+inline void (*at_end_of_block)(const char* shared_memory);
+
 inline void thread_main() {
   running.kernel();
   if (self().has_arrived) {
@@ -133,7 +135,7 @@ inline void thread_main() {
   }
   self().ended = true;
   --running.alive;
-  --block().alive;
+  if (--block().alive == 0 && at_end_of_block) at_end_of_block(dynamic_shared);
   --warp().members;
   release_if_all(running.cluster_barrier, running.alive);
   release_if_all(block().barrier, block().alive);

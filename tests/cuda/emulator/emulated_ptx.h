@@ -110,6 +110,12 @@ inline void wait_phase(uint64_t* barrier, uint32_t parity) {
     perform(pending_copies.begin() + static_cast<std::ptrdiff_t>((random >> 33) % pending_copies.size()));
   }
 }
+// What reads or fills a block's memory ends before the block.
+inline void refuse_copies_after(const char* shared_memory) {
+  const auto inside = [=](const char* p) { return p >= shared_memory && p < shared_memory + emulator::kSharedBytes; };
+  for (const PendingCopy& copy : pending_copies)
+    if (inside(copy.pieces[0].from) || inside(copy.pieces[0].to)) refuse_ptx("a block ended before its copies");
+}
 inline void begin_copy(std::vector<Piece> pieces, uint64_t* barrier, int bytes) {
   for (const Piece& piece : pieces)
     if ((reinterpret_cast<uintptr_t>(piece.to) | reinterpret_cast<uintptr_t>(piece.from)) % 16)
@@ -202,8 +208,8 @@ inline void copy_to_block(unsigned rank, void* to, const void* from, int bytes, 
 template <class... Parameters, class... Arguments>
 void launch_early_in_clusters(unsigned cluster, void (*kernel)(Parameters...), unsigned grid, unsigned threads,
                               size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
+  emulator::at_end_of_block = refuse_copies_after;
   emulator::launch(grid, threads, shared_bytes, stream, [=] { kernel(static_cast<Parameters>(arguments)...); }, cluster);
-  if (!pending_copies.empty()) refuse_ptx("a block ended before its copies");
 }
 template <class... Parameters>
 cudaError_t most_clusters(int* count, unsigned cluster, void (*)(Parameters...), unsigned, size_t) {
