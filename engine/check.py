@@ -16,7 +16,7 @@ from pathlib import Path
 
 from engine import contract
 from engine.measure import Measurement, measure_case, measure_invariance, measure_no_rows, measure_refusal
-from engine.operators import Library
+from engine.operators import Library, OperatorError
 from reference.files import write_text
 
 
@@ -56,7 +56,11 @@ def main(arguments=None) -> int:
     parser.add_argument("--large", action="store_true", help="also cases of gigabytes (64 GiB of host memory)")
     options = parser.parse_args(arguments)
 
-    library = Library(options.library)
+    try:
+        library = Library(options.library)
+    except (OSError, OperatorError) as error:
+        print(f"error: {options.library}: {error}", file=sys.stderr)
+        return 2
     measurements = check(library, options.operator, options.large)
     content = {
         "operator": options.operator,

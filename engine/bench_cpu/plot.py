@@ -3,11 +3,11 @@
 python -m engine.bench_cpu.plot INPUT OUTPUT
 """
 
-import argparse
-import json
-from pathlib import Path
+import sys
 
 import matplotlib
+
+from engine import bench_plot
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -63,13 +63,5 @@ def plot(results: dict):
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("input", type=Path)
-    parser.add_argument("output", type=Path)
-    args = parser.parse_args()
-    plot(json.loads(args.input.read_text())).savefig(args.output, dpi=120)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(bench_plot.main(__doc__, plot))

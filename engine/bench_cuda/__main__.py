@@ -108,6 +108,11 @@ def installed(name: str) -> str | None:
         return None
 
 
+def numbers(text: str) -> list[int]:
+    """Of "1,8,64"; its name is in argparse's message."""
+    return [int(number) for number in text.split(",")]
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m engine.bench_cuda",
@@ -118,11 +123,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--probes", required=True, type=Path)
     parser.add_argument("--output", required=True, type=Path)
     parser.add_argument("--only", choices=list(ROWS))
-    parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")])
+    parser.add_argument("--rows", type=numbers, metavar="N,N")
     parser.add_argument("--rounds", type=int, default=43)
     args = parser.parse_args()
     if args.rows and not all(1 <= rows <= MAX_ROWS for rows in args.rows):
         parser.error(f"--rows: must lie in 1..{MAX_ROWS}")
+    if args.rounds < 1:
+        parser.error(f"--rounds: {args.rounds}: must be at least 1")
     return args
 
 
@@ -140,8 +147,13 @@ def main() -> int:
     if "experts" in parts and library.variant_name.endswith("plain"):
         print("error: KDTREE_CUDA: experts are packed for the streaming kernels: leave it, or --only", file=sys.stderr)
         return 2
+    try:
+        probes = Probes(args.probes)
+    except (OSError, RuntimeError) as error:
+        print(f"error: --probes: {error}", file=sys.stderr)
+        return 2
     torch.manual_seed(1)
-    sensors, probes = Sensors(), Probes(args.probes)
+    sensors = Sensors()
     peer = reason = None
     try:
         peer = humming.version()

@@ -3,11 +3,11 @@
 python -m engine.bench_cuda.plot INPUT OUTPUT
 """
 
-import argparse
-import json
-from pathlib import Path
+import sys
 
 import matplotlib
+
+from engine import bench_plot
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -57,6 +57,8 @@ def plot_panel(axes, key: tuple, cases: list[dict]) -> None:
 
 def plot(record: dict):
     """The figure: a panel a shape."""
+    if not any("us" in subject for case in record["cases"] for subject in case["subjects"].values()):
+        raise ValueError("nothing was measured")
     of = panels(record["cases"])
     rows = -(-len(of) // COLUMNS)
     figure, grid = pyplot.subplots(rows, COLUMNS, figsize=(5 * COLUMNS, 3.4 * rows), squeeze=False)
@@ -69,13 +71,5 @@ def plot(record: dict):
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("input", type=Path)
-    parser.add_argument("output", type=Path)
-    args = parser.parse_args()
-    plot(json.loads(args.input.read_text())).savefig(args.output, dpi=120)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(bench_plot.main(__doc__, plot))

@@ -303,6 +303,15 @@ def main() -> int:
     options = parser.parse_args()
     elsewhere = "device" if options.emulate else "emulated"
     chosen = [m for m in MUTATIONS if options.only in m.name and m.by != elsewhere]
+    if not chosen:
+        place = "on emulated threads" if options.emulate else "on a GPU"
+        parser.error(f"--only: {options.only}: no mutation to try {place} has it in its name")
+    if options.jobs < 1:
+        parser.error(f"--jobs: {options.jobs}: must be at least 1")
+    if not list(options.build.glob("*.o")):
+        parser.error(f"--build: {options.build}: holds no build")
+    if not options.emulate and not options.build.resolve().is_relative_to(REPOSITORY):
+        parser.error(f"--build: {options.build}: must lie below {REPOSITORY}, where `device` finds its library")
 
     checks = sorted({(m.operator, m.rung, "cases" if options.emulate else m.by) for m in chosen})
     as_it_is = [Mutation(f"nothing.{'.'.join(check)}", check[0], (), by=check[2], rung=check[1]) for check in checks]
@@ -325,7 +334,8 @@ def main() -> int:
     record = {"operator": "mutations", "backend": "cuda", "cases": unchanged + cases}
     options.output.write_text(json.dumps(record, indent=1) + "\n")
     failed, missed = (sum(case["max_abs_error"] > 0 for case in some) for some in (unchanged, cases))
-    print(f"score: {len(cases) - missed}/{len(cases)} mutations noticed, {failed} checks fail without one")
+    score = f"{len(cases) - missed}/{len(cases)} mutations noticed"
+    print(f"score: {f'none: {failed} checks fail without a mutation' if failed else score}")
     return int(failed + missed > 0)
 
 

@@ -5,9 +5,17 @@
 # Records (JSON) and logs go to OUT; a table is printed last. `decode` wants results/bundles and results/golden.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+fail() {
+  echo "error: $1" >&2
+  exit 2
+}
+[ $# -gt 0 ] || fail "OUT: missing: tests/cuda/on_gpu.sh OUT [stage …]"
+nvidia-smi -L >/dev/null 2>&1 || fail "nvidia-smi: no GPU answers: this script runs on one"
 OUT=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
-STAGES=${*:-build checks decode device parity measure experts bench repeats mutations faults sanitize}
+ALL_STAGES="build checks decode device parity measure experts bench repeats mutations faults sanitize"
+STAGES=${*:-$ALL_STAGES}
+for stage in $STAGES; do [[ " $ALL_STAGES " = *" $stage "* ]] || fail "stage: $stage: must be one of: $ALL_STAGES"; done
 PYTHON=${PYTHON:-python3}
 ARCHS=${ARCHS:-90a}
 BUILD=results/build/on_gpu  # beside the ladder's, which has code for other GPUs too
@@ -50,10 +58,10 @@ build() {
     echo "nvcc $NVCC tests/cuda/check_experts.cu -o $BUILD/check_experts > $OUT/logs/check_experts.ptxas 2>&1"
     echo "nvcc $NVCC -shared engine/bench_cuda/probes.cu -o $BUILD/libprobes_cuda.so > $OUT/logs/probes.ptxas 2>&1"
     echo "$PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output /dev/null --compile-only"
-  } | parallel
-  link_in $BUILD
+  } | parallel || return 1
+  link_in $BUILD || return 1
   for program in device measure_tree measure_ops; do
-    nvcc -o $BUILD/$program $BUILD/tests/$program.o $LIBRARY  # found by this path, from here
+    nvcc -o $BUILD/$program $BUILD/tests/$program.o $LIBRARY || return 1  # found by this path, from here
   done
   grep -h -A2 -E "Compiling" "$OUT"/logs/*.ptxas | grep -E "spill|stack" | sort | uniq -c || true
 }
@@ -80,7 +88,11 @@ decode() {
   done | parallel
 }
 
-device() { for rung in $RUNGS; do KDTREE_CUDA=$rung timeout 120 $BUILD/device "$OUT/checks/device.$rung.json"; done; }
+device() {
+  local status=0
+  for rung in $RUNGS; do KDTREE_CUDA=$rung timeout 120 $BUILD/device "$OUT/checks/device.$rung.json" || status=1; done
+  return $status
+}
 parity() { $PYTHON tests/cuda/mma_parity.py --build $BUILD/mma_parity --output "$OUT/checks/mma_parity.json"; }
 measure() {
   timeout 60 $BUILD/measure_tree "$OUT/tree.json"
@@ -97,7 +109,8 @@ mutations() {
 
 faults() {
   local bundle
-  bundle=$(ls results/bundles/int4*.safetensors | head -1)
+  bundle=$(ls results/bundles/int4*.safetensors 2>/dev/null | head -1) || true
+  [ -n "$bundle" ] || { echo "faults: results/bundles: holds no int4*.safetensors" && return 1; }
   $PYTHON -m tests.cuda.faults --build $BUILD --bundle "$bundle" --golden "results/golden/$(basename "$bundle")" \
     --arch "${ARCHS%% *}" --output "$OUT/checks/faults.json"
 }
@@ -114,7 +127,7 @@ repeats() {
 sanitize() {
   operators_into $BUILD/racecheck $BUILD/racecheck -DKDTREE_ARRIVALS_OF_A_WARP=32 | parallel || return 1  # see stream.cuh
   link_in $BUILD/racecheck || return 1
-  local tool rung op library
+  local tool rung op library status=0
   for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 65536"; do
     library=$LIBRARY
     [ "$tool" = racecheck ] && library=$BUILD/racecheck/libkdtree_cuda.so
@@ -125,14 +138,18 @@ sanitize() {
           "> $OUT/logs/$op.$rung.${tool%% *} 2>&1; echo ${tool%% *} $op $rung \$? >> $OUT/sanitize.txt"
       done
     done
-  done | parallel
+  done | parallel || status=1  # one did not end in time
   sort "$OUT/sanitize.txt"
+  grep -qv " 0$" "$OUT/sanitize.txt" && status=1
+  return $status
 }
 
 rm -f "$OUT/sanitize.txt"
+status=0
 for stage in $STAGES; do
   begin=$(date +%s)
-  $stage || echo "stage $stage FAILED"
+  $stage || { echo "stage $stage FAILED" && status=1; }
   echo "stage $stage: $(($(date +%s) - begin)) s"
 done
-$PYTHON tests/cuda/table.py "$OUT"
+$PYTHON tests/cuda/table.py "$OUT" || status=1
+exit $status

@@ -17,10 +17,13 @@ from tests.cuda.emulator.build import HERE, REPOSITORY, compile_host, compile_ke
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, required=True)
-    parser.add_argument("--operators", nargs="*", help="compile only these again")
+    names = sorted(path.parent.name for path in REPOSITORY.glob("engine/ops/*/cuda.cu"))
+    parser.add_argument("--operators", nargs="*", choices=names, metavar="NAME", help="compile only these again")
     parser.add_argument("--no-warpgroups", action="store_true", help="the products of GPUs that have none, as sm_120")
     options = parser.parse_args()
     build, flags = options.build.resolve(), ["-DKDTREE_NO_WARPGROUPS"] if options.no_warpgroups else []
+    if options.operators and not (build / "flags").exists():
+        parser.error(f"--operators: {build}: holds no build yet: leave it out once")
     translate_tree(REPOSITORY / "engine", build / "engine")
     kernels = {path.parent.name: path for path in (build / "engine/ops").glob("*/cuda.cu")}
     host = [HERE / "backend.cpp", *REPOSITORY.glob("engine/backend/cuda/*.cpp"), *REPOSITORY.glob("engine/core/*.cpp")]
