@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reference.files import write_text
 from tests.cuda.emulator import build as emulator
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -313,8 +314,11 @@ def main() -> int:
     if not options.emulate and not options.build.resolve().is_relative_to(REPOSITORY):
         parser.error(f"--build: {options.build}: must lie below {REPOSITORY}, where `device` finds its library")
 
-    checks = sorted({(m.operator, m.rung, "cases" if options.emulate else m.by) for m in chosen})
-    as_it_is = [Mutation(f"nothing.{'.'.join(check)}", check[0], (), by=check[2], rung=check[1]) for check in checks]
+    as_it_is = {}  # once for all mutations that the same check is to notice; `device` has no operator of its own
+    for mutation in chosen:
+        by = "cases" if options.emulate else mutation.by
+        name = ".".join(["nothing", *([mutation.operator] if by != "device" else []), mutation.rung, by])
+        as_it_is[name] = replace(mutation, name=name, edits=(), by=by)
 
     def judge(mutation: Mutation) -> dict:
         by, message = None, "no check noticed it" if mutation.edits else "passes"
@@ -329,10 +333,9 @@ def main() -> int:
         return {"name": mutation.name, "max_abs_error": float(wrong), "budget": 0.0, "message": text}
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        unchanged, cases = (list(pool.map(judge, some)) for some in (as_it_is, chosen))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
+        unchanged, cases = (list(pool.map(judge, some)) for some in (as_it_is.values(), chosen))
     record = {"operator": "mutations", "backend": "cuda", "cases": unchanged + cases}
-    options.output.write_text(json.dumps(record, indent=1) + "\n")
+    write_text(options.output, json.dumps(record, indent=1) + "\n")
     failed, missed = (sum(case["max_abs_error"] > 0 for case in some) for some in (unchanged, cases))
     score = f"{len(cases) - missed}/{len(cases)} mutations noticed"
     print(f"score: {f'none: {failed} checks fail without a mutation' if failed else score}")

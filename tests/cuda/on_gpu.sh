@@ -2,7 +2,8 @@
 # Builds the CUDA library and runs every check of it that needs no snakemake, on a machine with a GPU:
 #   tests/cuda/on_gpu.sh OUT [stage …]      stages: build checks decode device parity measure experts bench
 #                                           repeats mutations faults sanitize
-# Records (JSON) and logs go to OUT; a table is printed last. `decode` wants results/bundles and results/golden.
+# Records (JSON) and logs go to OUT; a table is printed last. `decode` and `faults` want results/bundles and
+# results/golden. Exit status 1 if a stage failed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 fail() {

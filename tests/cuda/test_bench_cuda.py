@@ -161,6 +161,21 @@ def test_no_gpu_is_one_line(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err == "error: engine.bench_cuda: torch sees no GPU\n"
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--rounds", "0"], "--rounds: 0: must be at least 1"),
+        (["--rows", "1,x"], "argument --rows: invalid numbers value: '1,x'"),
+        (["--rows", "0"], f"--rows: must lie in 1..{subjects.MAX_ROWS}"),
+    ],
+)
+def test_bad_options(option, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench_cuda", "--library", "x", "--probes", "x", "--output", "x", *option])
+    with pytest.raises(SystemExit) as end:
+        bench.parse()
+    assert end.value.code == 2 and capsys.readouterr().err.splitlines()[-1].endswith(message)
+
+
 def test_plot(measured, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     from engine.bench_cuda.plot import panels, plot

@@ -30,6 +30,13 @@ def test_records_every_case(library_path, tmp_path):
     assert [path.name for path in output.parent.iterdir()] == ["rope.json"]
 
 
+def test_no_library_is_one_line(tmp_path, capsys):
+    library, output = tmp_path / "libkdtree_cpu.so", tmp_path / "rope.json"
+    assert check.main(["--library", str(library), "--operator", "rope", "--output", str(output)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {library}: ") and not output.exists()
+
+
 @pytest.mark.parametrize("name", check.contract.operator_names())
 def test_every_operator_has_named_cases(name):
     module = check.cases_of(name)

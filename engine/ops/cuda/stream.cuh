@@ -67,8 +67,8 @@ __device__ inline char* shared_memory() {
   return shared;
 }
 
-// Of a warp that has done with a stage. compute-sanitizer's racecheck takes only lanes that arrive for ordered: for it the tests
-// build with 32.
+// Of a warp that has done with a stage. compute-sanitizer's racecheck takes only lanes that arrive for ordered: for it
+// the tests build with 32.
 #ifndef KDTREE_ARRIVALS_OF_A_WARP
 #define KDTREE_ARRIVALS_OF_A_WARP 1
 #endif
